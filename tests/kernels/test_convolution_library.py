@@ -61,9 +61,11 @@ def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypat
     g = torch.randn(3, 2, 40, 6, 5).to(kind)
     inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
     exact = PLAIN[task](*(one.double() for one in inputs), shape)
-    form = convolution_library.forms(task, shape)["last"]
-    given = form.arrange((*inputs, shape))
-    for got in (form(*given), PLAIN[task](*given)):
+    found = convolution_library.forms(task, shape, rounded=True)
+    assert ("turned, by trial" in found) == (task == "input_gradient")
+    given = found["last"].arrange((*inputs, shape))
+    for form in (*found.values(), PLAIN[task]):
+        got = form(*given)
         assert autotune.apart(got.double(), exact) < (1e-5 if kind == torch.float32 else 1e-2)
         if task == "weight_gradient":
             assert got.dtype == torch.float32 and got.is_contiguous()
@@ -115,8 +117,9 @@ def test_a_form_is_timed_on_images_in_its_own_order():
     shape = SHAPES[0]._replace(channels=40)
     form = convolution_library.forms("convolve", shape)["last"]
     x, w = torch.randn(3, 2, 40, 6, 5), torch.randn(3, 40, 40, 3, 3)
-    arranged, same, _ = form.arrange((x, w, shape))
-    assert torch.equal(arranged, x) and arranged.stride() != x.stride() and same is w
+    arranged, stepped, _ = form.arrange((x, w, shape))
+    assert torch.equal(arranged, x) and arranged.stride() != x.stride()
+    assert torch.equal(stepped, w) and stepped.permute(0, 1, 3, 4, 2).is_contiguous()
     assert form(arranged, w, shape).stride() == arranged.stride()
     assert form.order(arranged).data_ptr() == arranged.data_ptr()
 
@@ -131,6 +134,14 @@ def test_the_order_of_a_form_is_how_it_is_timed(monkeypatch):
     autotune.choose("key", convolution.forms("convolve", shape, own=False), (x, w, shape))
     plain, last = seen
     assert plain == x.stride() != last
+
+
+def test_an_images_gradient_is_a_convolution_of_the_gradient():
+    """Where it is padded alike all round, and no pixels lie between those that were made."""
+    known = [convolution_library.forms("input_gradient", s, rounded=True) for s in SHAPES]
+    assert ["turned, by trial" in own for own in known] == [True, False, True, False] + 3 * [False]
+    wide = SHAPES[0]._replace(padding=3)
+    assert "turned, by trial" not in convolution_library.forms("input_gradient", wide, rounded=True)
 
 
 def test_what_is_not_worth_a_try():

@@ -108,7 +108,7 @@ def launched_by(work: Callable[..., Any], *inputs: Any) -> list[Kernel]:
     """
     _thread.kernels = found = list[Kernel]()
     try:
-        work(*inputs)
+        computed(work(*inputs))
     except FAILURES:
         found.clear()
     finally:

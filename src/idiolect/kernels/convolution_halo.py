@@ -143,7 +143,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     given = [gradient, x, out, s.images, each, *sizes]
     grid = (parts, s.groups, blocks)
     launch("halo.cu", "weight_gradient", constants, grid, threads, given, _gradient_room(s))
-    return weight_order.put_back(out, s.channels)
+    return weight_order.gradient(out, s.channels, x.dtype == torch.bfloat16)
 
 
 def _half(x: Tensor) -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "last, by trial" the same with the
-algorithm that the library found fastest by trial. "patches", where no pixel is seen
-twice, copies what every output pixel sees into a row: a dense layer, one batched product for all.
-"pixels", where every pixel sees one, is a product for each image, with channels first: no copies.
+algorithm that the library found fastest by trial; "turned, by trial" an images' gradient as such a
+convolution of the gradient, for which the library has faster algorithms. "patches", where no pixel
+is seen twice, copies what every output pixel sees into a row: a dense layer, one batched product
+for all. "pixels", where every pixel sees one, is a product for each image, with channels first: no
+copies.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
@@ -38,6 +40,8 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
     if rounded and not thin:
         found["last, by trial"] = _TRIED[task]
+        if task == "input_gradient" and shape.stride == 1 and _within(shape):
+            found["turned, by trial"] = _TURNED
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
     if once:
         found["patches"] = _PATCHED[task]
@@ -45,6 +49,11 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     if shape.pointwise and not small:
         found["pixels"] = _POINTWISE[task]
     return found
+
+
+def _within(shape: ConvShape) -> bool:
+    """Say whether an images' gradient is a convolution of the gradient, padded alike all round."""
+    return shape.kernel_height == shape.kernel_width > shape.padding
 
 
 def _backward(
@@ -77,6 +86,10 @@ def _on_gpu(w: Tensor) -> bool:
     return w.device.type != "cpu"
 
 
+def _half(images: Tensor) -> bool:
+    return images.dtype == torch.bfloat16
+
+
 def _apart(t: Tensor, groups: int) -> Tensor:
     """Undo `_wide`, in the same place in memory."""
     return t.view(len(t), groups, -1, *t.shape[2:]).transpose(0, 1)
@@ -97,6 +110,14 @@ def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor
     )
 
 
+def turned_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images: a convolution with the weights turned round."""
+    laid = weight_order.turned(w, gradient, flipped=True).flatten(0, 1).permute(0, 3, 1, 2)
+    padding = shape.seen_by("input_gradient").padding
+    made = F.conv2d(_wide(gradient), laid, None, 1, padding, 1, shape.groups)
+    return _apart(made, shape.groups)
+
+
 def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the weights."""
     kernel = (shape.channels, shape.kernel_height, shape.kernel_width)
@@ -105,8 +126,10 @@ def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tenso
     if not _on_gpu(x):
         return dw.reshape(shape.groups, shape.out_channels, *kernel)
     laid = dw.permute(0, 2, 3, 1).contiguous()  # as the library has made it
-    parts = laid.view(1, shape.groups, shape.out_channels, *laid.shape[1:])
-    return weight_order.put_back(parts, shape.channels)
+    parts, half = laid.view(1, shape.groups, shape.out_channels, *laid.shape[1:]), _half(x)
+    if not half and not torch.backends.cuda.matmul.allow_tf32:  # most other forms have them first
+        return weight_order.put_back(parts, shape.channels)
+    return weight_order.gradient(parts, shape.channels, half)
 
 
 # As one batched product.
@@ -208,9 +231,11 @@ class InLayout:
         return self.run(*inputs)
 
     def arrange(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the same inputs in that order."""
-        images = (self.order(one) for one in inputs[: self.images])
-        return (*images, *inputs[self.images :])
+        """Return the same inputs in that order; weights as a step leaves them."""
+        images = [self.order(one) for one in inputs[: self.images]]
+        weights = inputs[self.images : -1]
+        stepped = (weight_order.as_stepped(one, _half(images[0])) for one in weights)
+        return (*images, *stepped, inputs[-1])
 
 
 _tried = threading.local()
@@ -269,6 +294,7 @@ _TRIED: dict[str, Form] = {
     "input_gradient": ByTrial(last_input_gradient, all_last, 1),
     "weight_gradient": ByTrial(last_weight_gradient, all_last, 2),
 }
+_TURNED = ByTrial(turned_input_gradient, all_last, 1)
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
     "input_gradient": patches_input_gradient,

@@ -54,11 +54,14 @@ def averages(share: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
         return plain()
 
     def own() -> list[Tensor]:
-        made = [leaf.new_empty(leaf.shape[1:]) for leaf in whole]
+        orders = [*map(_order, whole)]
+        lain = [leaf.permute(order) for leaf, order in zip(whole, orders, strict=True)]
+        made = [leaf.new_empty(leaf.shape[1:]) for leaf in lain]
         numbers = _BYTES // share.element_size() * _THREADS
         given = [share.contiguous(), late[0].rows.contiguous(), len(share)]
-        _launch_some("average", given, whole, made, lambda n: -(-n // numbers), 1)
-        return made
+        _launch_some("average", given, lain, made, lambda n: -(-n // numbers), 1)
+        back = ([order.index(axis) - 1 for axis in range(1, len(order))] for order in orders)
+        return [leaf.permute(axes).contiguous() for leaf, axes in zip(made, back, strict=True)]
 
     return attempt("means", own, plain)
 
@@ -72,7 +75,8 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     def own() -> tuple[Tensor, Tensor]:
         blocks = sum(_chunks(leaf[0].numel()) for leaf in leaves)
         parts = leaves[0].new_empty(len(leaves[0]), 2 * blocks)
-        _launch_some("extremes", [parts, 2 * blocks], leaves, leaves, _chunks, len(parts))
+        lain = [leaf.permute(_order(leaf)) for leaf in leaves]
+        _launch_some("extremes", [parts, 2 * blocks], lain, lain, _chunks, len(parts))
         found = parts.aminmax(dim=1)
         return found.min, found.max
 
@@ -82,6 +86,12 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         some = [leaves[n : n + _LEAVES] for n in range(0, len(leaves), _LEAVES)]
         return _outermost([extremes(own) for own in some])
     return attempt("extremes", own, plain)
+
+
+def _order(leaf: Tensor) -> list[int]:
+    """Return the axes of rows as they lie in memory: steps leave some weights in other orders."""
+    steps = leaf.stride()
+    return [0, *sorted(range(1, leaf.dim()), key=lambda axis: -steps[axis])]
 
 
 def _outermost(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
