@@ -201,7 +201,7 @@ class Kernel:
         )  # fmt: skip
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         filled = "if (bytes) memcpy(to, from, 16); else memset(to, 0, 16);\n"
-        text = re.sub(r'asm volatile\("cp.async.cg[^"]*%2;.*?;\n', filled, text)
+        text = re.sub(r'asm volatile\("cp.async.c[ag][^"]* 16, %2;.*?;\n', filled, text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix[^"]*trans.*?;\n', "matrices(to, from, 1);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix.*?;\n', "matrices(to, from, 0);\n", text)
