@@ -71,6 +71,44 @@ def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypat
             assert got.dtype == torch.float32 and got.is_contiguous()
 
 
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path):
+    """Of rows for every pixel, made and added up by our kernels; images stay with channels last."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    for s in (
+        ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
+        ConvShape(2, 3, 40, 7, 8, 32, 3, 3, 2, 1),
+        ConvShape(2, 3, 32, 5, 6, 48, 1, 1, 2, 0),
+        ConvShape(1, 2, 32, 9, 9, 32, 2, 2, 3, 0),
+    ):
+        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
+        w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+        w = w.bfloat16().float()
+        g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).to(kind)
+        given = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
+        exact = PLAIN[task](*(one.double() for one in given), s)
+        form = convolution_library.forms(task, s, rounded=True)["rows"]
+        got = form(*form.arrange((*given, s)))
+        assert autotune.apart(got.double(), exact) < (1e-6 if kind == torch.float32 else 4e-3)
+        assert got.dtype == (torch.float32 if task == "weight_gradient" else kind)
+        assert task == "weight_gradient" or got.stride()[2] == 1
+
+
+def test_rows_that_take_much_room_are_not_made():
+    """Nor where channels do not fill pieces of 16 bytes."""
+    deep = ConvShape(20, 32, 512, 4, 4, 512, 3, 3, 1, 1)
+    assert "rows" in convolution_library.forms("convolve", deep, rounded=True)
+    assert "rows" not in convolution_library.forms("convolve", deep)
+    for other in (
+        deep._replace(channels=64, height=32, width=32), deep._replace(channels=36),
+        deep._replace(channels=2048), deep._replace(kernel_height=1),
+    ):  # fmt: skip
+        assert "rows" not in convolution_library.forms("convolve", other, rounded=True)
+
+
 def test_a_form_by_trial_is_for_rounded_products(monkeypatch):
     """The switch is on while it runs, and as before afterwards, also where it fails."""
     library, shape = torch.backends.cudnn, SHAPES[0]

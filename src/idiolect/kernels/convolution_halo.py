@@ -1,8 +1,8 @@
 """Stacked convolutions with channels last, by kernels for Hopper's matrix units.
 
 `halo.cu` is for kernels whose result is as large as the image, or half as large with a stride of 2;
-of its tasks, weight gradients are for bfloat16 alone, and kernels of 3×3. `gathered.cu` is for all
-but weight gradients. Images lie in memory as in `convolution_last`.
+its weight gradients are for kernels of 3×3. `gathered.cu` is for all. Weight gradients are for
+bfloat16 alone. Images lie in memory as in `convolution_last`.
 """
 
 import functools
@@ -25,6 +25,8 @@ _SHARED = 227 * 1024  # bytes of shared memory of a block, at most
 _SIDE, _BLOCK = 3, 64  # of weight gradients: the side of kernels, channels of a block
 _PLACES = {1: 128, 2: 64}  # at a time, by stride
 _STAGES, _WAVES = 4, 2
+_PANELS = (2, 4)  # of 64 channels that a tap sees, of a block
+_PIXELS = 64  # of theirs at a time
 _TASKS = ("convolve", "input_gradient")  # that make images
 
 
@@ -80,10 +82,17 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
 
 
 def _gathered_forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
-    if task not in _TASKS:
-        return {}
     read, made = _channels(task, shape)
     suit = read % (_ROW // kind.itemsize) == 0 == made % 8
+    if task == "weight_gradient" and suit and kind == torch.bfloat16:
+        return {
+            f"gathered {many * _BLOCK}": InLayout(
+                functools.partial(gathered_weight_gradient, many=many), all_last, 2
+            )
+            for many in _PANELS
+        }
+    if task not in _TASKS:
+        return {}
     return {
         f"gathered {cut.BN}x{cut.places}": _in_layout(gathered, task, cut)
         for cut in _GATHERED
@@ -169,13 +178,9 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     gradient, x = wide(gradient, s.out_channels), wide(x, s.channels)
     line, few = line_of("weight_gradient", s), _PLACES[s.stride]
     blocks = -(-s.out_channels // _BLOCK) * -(-s.channels // _BLOCK)
-    parts = max(1, _WAVES * processors(x) // (s.groups * blocks))
-    each = round_up(-(-line.places // parts), few)
-    parts = -(-line.places // each)
+    parts, each = _cut(line.places, few, s.groups * blocks, x)
     kernel = (s.kernel_height, s.kernel_width)
-    out = torch.empty(
-        parts, s.groups, s.out_channels, *kernel, s.channels, dtype=torch.float32, device=x.device
-    )
+    out = x.new_empty(parts, s.groups, s.out_channels, *kernel, s.channels, dtype=torch.float32)
     threads = 128 * _SIDE
     constants = {"WEIGHT_GRADIENT": 1, "SIDE": _SIDE, "PLACES": few, "STAGES": _STAGES}
     constants |= {"THREADS": threads, "STRIDE": s.stride, **_half(x)}
@@ -184,6 +189,33 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     grid = (parts, s.groups, blocks)
     launch("halo.cu", "weight_gradient", constants, grid, threads, given, _gradient_room(s))
     return weight_order.gradient(out, s.channels, x.dtype == torch.bfloat16)
+
+
+def gathered_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, many: int) -> Tensor:
+    """Return the same by `gathered.cu`."""
+    s, threads = shape, 256
+    outs = threads // 128
+    gradient, x = wide(gradient, s.out_channels), wide(x, s.channels)
+    blocks = -(-s.out_channels // (outs * _BLOCK)) * -(-s.taps * s.channels // (many * _BLOCK))
+    pixels = s.images * s.out_height * s.out_width
+    parts, each = _cut(pixels, _PIXELS, s.groups * blocks, x)
+    kernel = (s.kernel_height, s.kernel_width)
+    out = x.new_empty(parts, s.groups, s.out_channels, *kernel, s.channels, dtype=torch.float32)
+    constants = {"WEIGHT_GRADIENT": 1, "PIXELS": _PIXELS, "NT": many // 2, "STAGES": _STAGES}
+    constants |= {"THREADS": threads, **_half(x)}
+    sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
+    given = [gradient, x, out, s.images, each, *sizes, *kernel, s.padding, s.stride]
+    room = _PIECE + _STAGES * (outs + many) * _PIXELS * _ROW
+    grid = (parts, s.groups, blocks)
+    launch("gathered.cu", "weight_gradient", constants, grid, threads, given, room)
+    return weight_order.gradient(out, s.channels, half=True)
+
+
+def _cut(numbers: int, few: int, blocks: int, x: Tensor) -> tuple[int, int]:
+    """Return into how many parts a sum is cut, so that blocks fill the GPU, and their length."""
+    parts = max(1, _WAVES * processors(x) // blocks)
+    each = round_up(-(-numbers // parts), few)
+    return -(-numbers // each), each
 
 
 def _half(x: Tensor) -> dict[str, int]:

@@ -5,7 +5,8 @@
 //
 // Constants: TRANSPOSED (1: the gradient by images, of which OC, OH and OW are), BN (channels made by a block), MT
 // (matrices of 64 pixels of a warpgroup), STAGES, THREADS. Sizes are arguments: C, H, W (what is read), OC, OH, OW (what is
-// made), KH, KW, PAD, STRIDE. C is a multiple of BK.
+// made), KH, KW, PAD, STRIDE. C is a multiple of BK. Of weight gradients, for bfloat16 alone: PIXELS (at a time), and NT
+// (twice 64 channels of what is read, of one tap or two).
 
 #define E (16 / (int)sizeof(Number))      // numbers of 16 bytes
 #define BK (8 * E)                        // channels at a time: 128 bytes
@@ -20,6 +21,8 @@
 
 #include "common.cuh"
 #include "warpgroup.cuh"
+
+#if !WEIGHT_GRADIENT
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __restrict__ y, int images, int C, int H,
@@ -120,3 +123,95 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
       *(float4*)(y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC + o) = *(const float4*)(made + row * PITCH + part * 16);
   }
 }
+
+#else
+
+#define PANEL (PIXELS * 128)              // bytes of 64 channels of so many pixels
+#define OUTS (THREADS / 128)              // such panels of the gradient: each warpgroup has one
+
+// out[part, g, o, tap, c] = sum over the part's pixels of gradient[pixel, g, o] * x[pixel at tap, g, c].
+extern "C" __global__ void __launch_bounds__(THREADS)
+weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ x, float* __restrict__ out, int images,
+                int each, int C, int H, int W, int OC, int OH, int OW, int KH, int KW, int PAD, int STRIDE) {
+  extern __shared__ float4 memory[];
+  char* stages = whole_pieces(memory);    // [STAGES] of panels: of the gradient, then of what taps see
+  const int across = (TAPS * C / 64 + 2 * NT - 1) / (2 * NT);  // blocks side by side
+  const int g = blockIdx.y, groups = gridDim.y, base = blockIdx.z / across * (OUTS * 64);
+  const int begin = blockIdx.z % across * (2 * NT);            // the first panel
+  const int first = blockIdx.x * each, last = min(images * OH * OW, first + each);
+  const int steps = (last - first + PIXELS - 1) / PIXELS, piece = threadIdx.x % 8, line = threadIdx.x / 8;
+  const unsigned whole = OH * OW, cols = OW;                   // as divisors
+  gradient += (size_t)g * OC + base + piece * E;
+  x += (size_t)g * C + piece * E;
+  int down[2 * NT], right[2 * NT], from[2 * NT];               // of each panel: where its tap is, and its channel
+#pragma unroll
+  for (int p = 0; p < 2 * NT; p++) {
+    const int tap = (begin + p) * 64 / C;
+    down[p] = tap < TAPS ? tap / KW - PAD : FAR;
+    right[p] = tap % KW - PAD;
+    from[p] = (begin + p) * 64 % C + (down[p] * W + right[p]) * groups * C;
+  }
+
+  auto load = [&](int step) {
+    char* to = stages + step % STAGES * ((OUTS + 2 * NT) * PANEL);
+#pragma unroll
+    for (int r = 0; r < PIXELS / LINES; r++) {
+      const int row = line + r * LINES, at = first + step * PIXELS + row;
+      char* place = to + row * 128 + (piece ^ row % 8) * 16;
+#pragma unroll
+      for (int p = 0; p < OUTS; p++) {
+        const bool inside = at < last && base + p * 64 + piece * E < OC;
+        bring16(place + p * PANEL, gradient + (inside ? (size_t)at * groups * OC + p * 64 : 0), inside);
+      }
+      const unsigned image = (unsigned)at / whole, pixel = (unsigned)at % whole;
+      const int h = pixel / cols * STRIDE, v = pixel % cols * STRIDE;
+      const Number* seen = x + (size_t)(((int)image * H + h) * W + v) * (groups * C);
+#pragma unroll
+      for (int p = 0; p < 2 * NT; p++) {
+        const int row = h + down[p], col = v + right[p];
+        const bool inside = at < last && row >= 0 && row < H && col >= 0 && col < W;
+        bring16_near(place + (OUTS + p) * PANEL, inside ? seen + from[p] : x, inside);
+      }
+    }
+  };
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = warp / 4;  // the group's panel of the gradient
+  float sums[NT][64];
+  for (int step = 0; step < AHEAD; step++) {
+    if (step < steps) load(step);
+    close_stage();
+  }
+  for (int step = 0; step < steps; step++) {
+    await_stage<AHEAD - 1>();
+    show_copies();
+    __syncthreads();
+    const char* held = stages + step % STAGES * ((OUTS + 2 * NT) * PANEL);
+    const Matrix a = matrix_of(held + own * PANEL, 1024, PANEL), b = matrix_of(held + OUTS * PANEL, 1024, PANEL);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < PIXELS / 16; k++)
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+        add_turned(sums[n], a + k * (16 * 128 / 16), b + k * (16 * 128 / 16) + n * (2 * PANEL / 16), step | k);
+    close_products();
+    if (step + AHEAD < steps) load(step + AHEAD);
+    close_stage();
+    await_products<1>();
+  }
+  await_products<0>();
+  out += ((size_t)blockIdx.x * groups + g) * OC * TAPS * C;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int o = base + own * 64 + warp % 4 * 16 + half * 8 + lane / 4;
+    if (o >= OC) continue;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int m = 0; m < 16; m++) {
+        const int place = (begin + n * 2) * 64 + m * 8 + lane % 4 * 2;
+        if (place < TAPS * C)
+          *(float2*)(out + (size_t)o * TAPS * C + place) = {sums[n][m * 4 + half * 2], sums[n][m * 4 + half * 2 + 1]};
+      }
+  }
+}
+
+#endif
