@@ -211,7 +211,7 @@ def _few_rows(shape: ConvShape) -> bool:
 
 def _launch_rows(name: str, images: Tensor, rows: Tensor, shape: ConvShape) -> None:
     """Make rows [client, image and pixel, place and channel] of images, or add them up to these."""
-    s, gather = shape, name == "gather"
+    s, gather = shape, name == "gather_rows"
     many = s.images * (s.out_height * s.out_width if gather else s.height * s.width)
     constants = {"THREADS": _THREADS, "PIXELS": _PIXELS} | ({"HALF": 1} if _half(images) else {})
     sizes = (s.images, s.channels, s.height, s.width, s.out_height, s.out_width)
@@ -224,7 +224,7 @@ def _launch_rows(name: str, images: Tensor, rows: Tensor, shape: ConvShape) -> N
 def _gathered_rows(x: Tensor, shape: ConvShape) -> Tensor:
     s = shape
     rows = x.new_empty(s.groups, s.images * s.out_height * s.out_width, s.taps * s.channels)
-    _launch_rows("gather", x.permute(1, 3, 4, 0, 2).contiguous(), rows, s)
+    _launch_rows("gather_rows", x.permute(1, 3, 4, 0, 2).contiguous(), rows, s)
     return rows
 
 
@@ -247,7 +247,7 @@ def rows_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor
     s = shape
     laid = weight_order.by_taps(w, gradient, s.channels).flatten(2)
     dx = gradient.new_empty(s.images, s.height, s.width, s.groups, s.channels)
-    _launch_rows("spread", dx, torch.bmm(_lain(gradient), laid), s)
+    _launch_rows("spread_rows", dx, torch.bmm(_lain(gradient), laid), s)
     return dx.permute(3, 0, 4, 1, 2)
 
 

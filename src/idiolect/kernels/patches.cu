@@ -21,8 +21,8 @@ __device__ __forceinline__ void find_spots(Spot* spots, int first, int total, in
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gather(const Number* __restrict__ x, Number* __restrict__ rows, int images, int C, int H, int W, int OH, int OW, int KH,
-       int KW, int PAD, int STRIDE) {
+gather_rows(const Number* __restrict__ x, Number* __restrict__ rows, int images, int C, int H, int W, int OH, int OW,
+            int KH, int KW, int PAD, int STRIDE) {
   extern __shared__ float4 memory[];
   Spot* spots = (Spot*)memory;
   const int g = blockIdx.y, groups = gridDim.y, first = blockIdx.x * PIXELS, total = images * OH * OW;
@@ -44,8 +44,8 @@ gather(const Number* __restrict__ x, Number* __restrict__ rows, int images, int 
 
 // dx[pixel] = the sum of the places of rows that are copies of it. H and W are those of dx.
 extern "C" __global__ void __launch_bounds__(THREADS)
-spread(const Number* __restrict__ rows, Number* __restrict__ dx, int images, int C, int H, int W, int OH, int OW, int KH,
-       int KW, int PAD, int STRIDE) {
+spread_rows(const Number* __restrict__ rows, Number* __restrict__ dx, int images, int C, int H, int W, int OH, int OW,
+            int KH, int KW, int PAD, int STRIDE) {
   extern __shared__ float4 memory[];
   Spot* spots = (Spot*)memory;
   const int g = blockIdx.y, groups = gridDim.y, first = blockIdx.x * PIXELS, total = images * H * W;
