@@ -241,6 +241,12 @@ def aligned(given: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
+def memory_order(leaf: Tensor) -> list[int]:
+    """Return the axes of rows as they lie in memory: steps leave some weights in other orders."""
+    steps = leaf.stride()
+    return [0, *sorted(range(1, leaf.dim()), key=lambda axis: -steps[axis])]
+
+
 def attempt(
     what: str,
     own: Callable[[], Result],

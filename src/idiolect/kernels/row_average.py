@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels.compiled import REALS, aligned, attempt, launch
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch, memory_order
 from idiolect.kernels.deferred import Deferred, DeferredTensor
 
 _THREADS = 256
@@ -54,7 +54,7 @@ def averages(share: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
         return plain()
 
     def own() -> list[Tensor]:
-        orders = [*map(_order, whole)]
+        orders = [*map(memory_order, whole)]
         lain = [leaf.permute(order) for leaf, order in zip(whole, orders, strict=True)]
         made = [leaf.new_empty(leaf.shape[1:]) for leaf in lain]
         numbers = _BYTES // share.element_size() * _THREADS
@@ -75,7 +75,7 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     def own() -> tuple[Tensor, Tensor]:
         blocks = sum(_chunks(leaf[0].numel()) for leaf in leaves)
         parts = leaves[0].new_empty(len(leaves[0]), 2 * blocks)
-        lain = [leaf.permute(_order(leaf)) for leaf in leaves]
+        lain = [leaf.permute(memory_order(leaf)) for leaf in leaves]
         _launch_some("extremes", [parts, 2 * blocks], lain, lain, _chunks, len(parts))
         found = parts.aminmax(dim=1)
         return found.min, found.max
@@ -86,12 +86,6 @@ def extremes(leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         some = [leaves[n : n + _LEAVES] for n in range(0, len(leaves), _LEAVES)]
         return _outermost([extremes(own) for own in some])
     return attempt("extremes", own, plain)
-
-
-def _order(leaf: Tensor) -> list[int]:
-    """Return the axes of rows as they lie in memory: steps leave some weights in other orders."""
-    steps = leaf.stride()
-    return [0, *sorted(range(1, leaf.dim()), key=lambda axis: -steps[axis])]
 
 
 def _outermost(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
