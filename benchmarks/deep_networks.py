@@ -47,12 +47,12 @@ TOP = 6  # kernels that are printed
 KINDS = {  # of kernels, by words in their names; the first that fits
     "weights' order": ("by_taps", "turned", "put_back"),
     "group normalisation": ("normalise", "gradients", "totals"),
-    "our convolutions": ("convolve", "weight_gradient", "input_gradient"),
+    "our convolutions": ("convolve", "weight_gradient", "input_gradient", "_rows"),
     "library's": ("xmma", "cutlass", "cudnn", "nhwc", "nchw", "conv", "gemm", "gemv", "splitK"),
     "halves": ("join",),
     "copies": ("copy", "Copy", "Cat", "memcpy", "Memcpy"),
     "sums of residuals": ("CUDAFunctor_add",),
-    "the step": ("mix",),
+    "the step": ("mix", "add_leaves", "add_parts"),
 }
 NORMS = (
     GroupNormSizes(10, 64, 64, 1024, 8, 1e-5, True),

@@ -178,9 +178,9 @@ def test_of_a_fold_that_varies_as_much_is_done_as_is_needed(steps, mode, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("slow", "pieces"), [((), []), (range(60), [8, 9]), ((0, 1), []), ((0, 2), [])]
+    ("slow", "pieces"), [((), []), (range(60), [4, 4]), ((0, 1), []), ((0, 2), [])]
 )
-def test_two_steps_that_take_the_host_long_are_a_piece(slow, pieces, monkeypatch):
+def test_four_steps_that_take_the_host_long_are_a_piece(slow, pieces, monkeypatch):
     """Twenty quick steps are not worth a graph; of slow ones all but the first few are replayed.
 
     Three tell which they are: the first has much to do, and of the others one may have to wait.
@@ -202,19 +202,19 @@ def test_two_steps_that_take_the_host_long_are_a_piece(slow, pieces, monkeypatch
 @pytest.mark.parametrize(
     ("slow", "recording", "capturing", "steps", "worth"),
     [
-        (None, False, False, 6, True),  # it is seen after two steps whether more is to be gained
-        (None, False, False, 5, False),  # a piece that is recorded and run once saves nothing
+        (None, False, False, 10, True),  # it is seen after two steps whether more is to be gained
+        (None, False, False, 9, False),  # a piece that is recorded and run once saves nothing
         (False, False, False, 33, False),
         (False, False, False, 34, True),
-        (True, False, False, 6, True),
-        (True, False, False, 5, False),
-        (True, True, True, 6, True),
-        (True, True, True, 5, False),
+        (True, False, False, 10, True),
+        (True, False, False, 9, False),
+        (True, True, True, 10, True),
+        (True, True, True, 9, False),
         (True, False, True, 100, False),  # within a piece
         (False, True, True, 33, False),  # a round of a few quick steps is recorded whole
         (False, True, True, 34, True),
         (False, False, True, 100, False),
-        (None, True, True, 6, False),  # nothing is timed while a round is recorded
+        (None, True, True, 10, False),  # nothing is timed while a round is recorded
     ],
 )
 def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
@@ -257,14 +257,14 @@ def test_short_folds_are_captured_where_not_all_of_their_steps_are_always_needed
 
 
 def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
-    """The steps are six: two as they come, and twice a piece of two."""
+    """The steps are ten: two as they come, and twice a piece of four."""
     made, seen = graphs("slow steps, recorded"), []
 
     def fold(number, carry, count):
         seen.append(made._tape is not None)
         return carry
 
-    made.scan(fold, torch.zeros(()), 6, CPU)
+    made.scan(fold, torch.zeros(()), 10, CPU)
     assert seen == [True, True, False, False]
     assert made._tape is not None
 

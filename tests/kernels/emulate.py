@@ -26,8 +26,8 @@ _SHIM = """
 #include <setjmp.h>
 #include <ucontext.h>
 extern "C" {                            // C++'s own headers take longer than a kernel to compile
-double exp(double), log(double), tanh(double), sqrt(double);
-float expf(float), logf(float), tanhf(float), sqrtf(float);
+double exp(double), log(double), tanh(double), sqrt(double), fabs(double);
+float expf(float), logf(float), tanhf(float), sqrtf(float), fabsf(float);
 void *malloc(size_t), free(void*), abort();
 int posix_memalign(void**, size_t, size_t);
 }
@@ -35,6 +35,7 @@ static float exp(float x) { return expf(x); }
 static float log(float x) { return logf(x); }
 static float tanh(float x) { return tanhf(x); }
 static float sqrt(float x) { return sqrtf(x); }
+static float fabs(float x) { return fabsf(x); }
 #define NAN __builtin_nanf("")
 #define INFINITY __builtin_inff()
 #define isnan __builtin_isnan
@@ -211,7 +212,7 @@ class Kernel:
         )  # fmt: skip
         text = re.sub(r"const unsigned place = .*?;\n", "", text)
         filled = "if (bytes) memcpy(to, from, 16); else memset(to, 0, 16);\n"
-        text = re.sub(r'asm volatile\("cp.async.cg[^"]*%2;.*?;\n', filled, text)
+        text = re.sub(r'asm volatile\("cp.async.c[ag][^"]* 16, %2;.*?;\n', filled, text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix[^"]*trans.*?;\n', "matrices(to, from, 1);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix.*?;\n', "matrices(to, from, 0);\n", text)

@@ -61,12 +61,52 @@ def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypat
     g = torch.randn(3, 2, 40, 6, 5).to(kind)
     inputs = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
     exact = PLAIN[task](*(one.double() for one in inputs), shape)
-    form = convolution_library.forms(task, shape)["last"]
-    given = form.arrange((*inputs, shape))
-    for got in (form(*given), PLAIN[task](*given)):
+    found = convolution_library.forms(task, shape, rounded=True)
+    assert ("turned, by trial" in found) == (task == "input_gradient")
+    given = found["last"].arrange((*inputs, shape))
+    for form in (*found.values(), PLAIN[task]):
+        got = form(*given)
         assert autotune.apart(got.double(), exact) < (1e-5 if kind == torch.float32 else 1e-2)
         if task == "weight_gradient":
             assert got.dtype == torch.float32 and got.is_contiguous()
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path):
+    """Of rows for every pixel, made and added up by our kernels; images stay with channels last."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    for s in (
+        ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
+        ConvShape(2, 3, 40, 7, 8, 32, 3, 3, 2, 1),
+        ConvShape(2, 3, 32, 5, 6, 48, 1, 1, 2, 0),
+        ConvShape(1, 2, 32, 9, 9, 32, 2, 2, 3, 0),
+    ):
+        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
+        w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+        w = w.bfloat16().float()
+        g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).to(kind)
+        given = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
+        exact = PLAIN[task](*(one.double() for one in given), s)
+        form = convolution_library.forms(task, s, rounded=True)["rows"]
+        got = form(*form.arrange((*given, s)))
+        assert autotune.apart(got.double(), exact) < (1e-6 if kind == torch.float32 else 4e-3)
+        assert got.dtype == (torch.float32 if task == "weight_gradient" else kind)
+        assert task == "weight_gradient" or got.stride()[2] == 1
+
+
+def test_rows_that_take_much_room_are_not_made():
+    """Nor where channels do not fill pieces of 16 bytes."""
+    deep = ConvShape(20, 32, 512, 4, 4, 512, 3, 3, 1, 1)
+    assert "rows" in convolution_library.forms("convolve", deep, rounded=True)
+    assert "rows" not in convolution_library.forms("convolve", deep)
+    for other in (
+        deep._replace(channels=64, height=32, width=32), deep._replace(channels=36),
+        deep._replace(channels=2048), deep._replace(kernel_height=1),
+    ):  # fmt: skip
+        assert "rows" not in convolution_library.forms("convolve", other, rounded=True)
 
 
 def test_a_form_by_trial_is_for_rounded_products(monkeypatch):
@@ -115,8 +155,9 @@ def test_a_form_is_timed_on_images_in_its_own_order():
     shape = SHAPES[0]._replace(channels=40)
     form = convolution_library.forms("convolve", shape)["last"]
     x, w = torch.randn(3, 2, 40, 6, 5), torch.randn(3, 40, 40, 3, 3)
-    arranged, same, _ = form.arrange((x, w, shape))
-    assert torch.equal(arranged, x) and arranged.stride() != x.stride() and same is w
+    arranged, stepped, _ = form.arrange((x, w, shape))
+    assert torch.equal(arranged, x) and arranged.stride() != x.stride()
+    assert torch.equal(stepped, w) and stepped.permute(0, 1, 3, 4, 2).is_contiguous()
     assert form(arranged, w, shape).stride() == arranged.stride()
     assert form.order(arranged).data_ptr() == arranged.data_ptr()
 
@@ -131,6 +172,14 @@ def test_the_order_of_a_form_is_how_it_is_timed(monkeypatch):
     autotune.choose("key", convolution.forms("convolve", shape, own=False), (x, w, shape))
     plain, last = seen
     assert plain == x.stride() != last
+
+
+def test_an_images_gradient_is_a_convolution_of_the_gradient():
+    """Where it is padded alike all round, and no pixels lie between those that were made."""
+    known = [convolution_library.forms("input_gradient", s, rounded=True) for s in SHAPES]
+    assert ["turned, by trial" in own for own in known] == [True, False, True, False] + 3 * [False]
+    wide = SHAPES[0]._replace(padding=3)
+    assert "turned, by trial" not in convolution_library.forms("input_gradient", wide, rounded=True)
 
 
 def test_what_is_not_worth_a_try():

@@ -163,35 +163,35 @@ def scanned(graphs, chip, steps):
 
 
 def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
-    """Of a fold with slow steps three are recorded as they come, then two, to be replayed."""
+    """Of a fold with slow steps three are recorded as they come, then four, to be replayed."""
     graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
         chip.launch("before")
-        scanned(graphs, chip, 7)
+        scanned(graphs, chip, 11)
         return "made"
 
     assert graphs.record(tape, work) == "made"
     tape.replay()
-    assert chip.done == ["before", *7 * ["step"]]
+    assert chip.done == ["before", *11 * ["step"]]
     assert [times for _, times in tape._parts] == [1, 2, 1]
 
 
 def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
-    """It is done once, seven steps; then it is recorded, and replayed like any other."""
+    """It is done once, eleven steps; then it is recorded, and replayed like any other."""
     graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        scanned(graphs, chip, 7)
+        scanned(graphs, chip, 11)
 
     graphs.record(tape, work)
-    assert tape.warmed and chip.done == 7 * ["step"]
+    assert tape.warmed and chip.done == 11 * ["step"]
     tape.replay()
-    assert chip.done == 14 * ["step"]
+    assert chip.done == 22 * ["step"]
     assert [times for _, times in tape._parts] == [1, 2, 1]
 
 

@@ -230,3 +230,17 @@ def test_more_leaves_than_one_launch_takes(way: None) -> None:
     for task in ("step", "distance"):
         ours, theirs = both(task)
         alike(vmap(grad(ours))(xs, ys), vmap(grad(theirs))(xs, ys))
+
+
+def test_a_choice_lies_as_what_was_stepped(way: None) -> None:
+    """Steps leave some weights with channels last; old ones may be shared, in torch's order."""
+    torch.manual_seed(0)
+    keep, other = torch.tensor([True, False, True]), draw(3, 4)
+    new, old = draw(3, 5, 3, 3, 8).permute(0, 1, 4, 2, 3), draw(5, 8, 3, 3)
+
+    def chosen(keep: Tensor, new: Tensor, other: Tensor) -> Tensor:
+        return fused_tree_ops.choose(keep, [new, other], [old, other])[0]
+
+    made = vmap(chosen)(keep, new, other)
+    alike(made, torch.where(keep[:, None, None, None, None], new, old))
+    assert made.permute(0, 1, 3, 4, 2).is_contiguous()

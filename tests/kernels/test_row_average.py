@@ -53,6 +53,24 @@ def test_a_mean_leaves_rows_out(gpu: list[str], dtype: torch.dtype) -> None:
         assert leaf.deferred.waits  # it was not copied
 
 
+def test_weights_are_read_as_they_lie(gpu: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may leave them with channels last: no row of all clients is copied for it."""
+    laid, gone, weight = drawn(6, 5, 3, 3, 8)
+    leaf, copied = laid.permute(0, 1, 4, 2, 3), list[bool]()
+    own = row_average.aligned
+    monkeypatch.setattr(
+        row_average, "aligned", lambda one: copied.append(not one.is_contiguous()) or own(one)
+    )
+    late = {"w": row_average.without(gone, leaf)}
+    mean = tree.mean(late, weight)["w"]
+    torch.testing.assert_close(mean, tree.mean({"w": leaf[~gone]}, weight[~gone])["w"])
+    assert mean.is_contiguous()
+    leaf[3, 4, 7, 2, 2] = float("-inf")
+    marks = row_average.unsound([leaf[[0, 2]], leaf[[3, 5]]], finite=True)
+    assert marks.tolist() == [True, False]
+    assert gpu == ["average", "unsound"] and not any(copied)
+
+
 def test_other_readers_see_zeros(gpu: list[str]) -> None:
     leaf, gone, weight = drawn(6, 8)
     late, expected = row_average.without(gone, leaf), leaf.clone()

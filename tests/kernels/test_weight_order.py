@@ -5,8 +5,11 @@ from pathlib import Path
 import emulate
 import pytest
 import torch
+from torch import Tensor
+from torch.func import vmap
 
-from idiolect.kernels import weight_order
+from idiolect.kernels import fused_tree_ops, weight_order
+from idiolect.kernels.deferred import DeferredTensor
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -44,3 +47,85 @@ def test_rounded_weights_are_numbers_of_tf32(
     off = laid.double() * cut / (w.permute(0, 2, 3, 4, 1).double() * x) - 1
     assert float(off.abs().max()) < 2**-9
     assert abs(float(off.mean())) < 2e-5
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("half", [True, False])
+def test_a_step_leaves_weights_in_the_order_of_their_gradient(
+    kind: torch.dtype, half: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first from weights that all clients share, in torch's order; nothing is put back."""
+    if kind == torch.bfloat16 and not half:
+        return  # parts are single precision where products are not bfloat16
+    emulate.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(weight_order, "put_back", None)
+    torch.manual_seed(0)
+    w, other = torch.randn(8, 6, 3, 3), torch.randn(4, 3)
+    parts = torch.randn(2, 4, 8, 3, 3, 6).to(kind)
+    like = torch.empty(0, dtype=torch.bfloat16 if half else torch.float32)
+
+    def stepped(w: Tensor, dw: Tensor, other: Tensor) -> Tensor:
+        return fused_tree_ops.step(-0.5, [dw, other], [w, other])[0]
+
+    total = (parts[0].float() + parts[1]).permute(0, 1, 4, 2, 3)
+    for rows in (None, 0):  # shared, then a row for each client
+        dw = weight_order.gradient(parts, 6, half)
+        assert isinstance(dw, DeferredTensor) and dw.dtype == torch.float32
+        new = vmap(stepped, (rows, 0, 0))(w, dw, other)
+        assert torch.equal(new, w - 0.5 * total)
+        laid = new.permute(0, 1, 3, 4, 2)
+        assert laid.is_contiguous()
+        found = weight_order.by_taps(new, like, 6)
+        assert torch.equal(found, laid.to(like.dtype))
+        assert found.untyped_storage().data_ptr() == new.untyped_storage().data_ptr()  # no copy
+        for flipped in (False, True):
+            exact = (new.flip(3, 4) if flipped else new).permute(0, 2, 3, 4, 1)
+            got = weight_order.turned(new, like, flipped=flipped)
+            assert torch.equal(got, exact.to(like.dtype))
+            got = weight_order.turned(new.contiguous(), like, flipped=flipped)
+            assert torch.equal(got, exact.to(like.dtype))
+        w = new
+
+
+def test_weights_that_were_changed_have_no_copy_any_more() -> None:
+    """Nor have some of their rows, or a clone: each is rounded anew."""
+    like = torch.empty(0, dtype=torch.bfloat16)
+    w = weight_order.as_stepped(torch.randn(3, 8, 6, 3, 3), half=True)
+
+    def has_copy(w: Tensor) -> bool:
+        found = weight_order.by_taps(w, like, 6)
+        assert torch.equal(found, w.permute(0, 1, 3, 4, 2).bfloat16())
+        return found.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
+
+    assert has_copy(w) and has_copy(w.detach().view(1, 3, 8, 6, 3, 3)[0])
+    assert not has_copy(w[:2]) and not has_copy(w[1:]) and not has_copy(w.clone())
+    w[:1].mul_(2)
+    assert not has_copy(w)
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_one_row_for_all_is_laid_out_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    emulate.use(monkeypatch, tmp_path)
+    w, like = torch.randn(1, 8, 6, 3, 3), torch.empty(0, dtype=torch.bfloat16)
+    shared = w.expand(3, *w.shape[1:])
+    exact = shared.permute(0, 1, 3, 4, 2).bfloat16()
+    assert torch.equal(weight_order.by_taps(shared, like, 6), exact)
+    exact = shared.permute(0, 2, 3, 4, 1).bfloat16()
+    assert torch.equal(weight_order.turned(shared, like), exact)
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_a_gradient_is_put_back_for_whatever_else_reads_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And for a step, where channels were filled up."""
+    emulate.use(monkeypatch, tmp_path)
+    parts = torch.randn(2, 3, 8, 3, 3, 8)
+    dw = weight_order.gradient(parts, 6, half=True)
+    exact = parts.sum(0)[..., :6].permute(0, 1, 4, 2, 3)
+    assert dw.shape == exact.shape
+    torch.testing.assert_close(dw * 1.0, exact)
+    dw = weight_order.gradient(parts, 6, half=True)
+    made, _ = vmap(lambda *given: fused_tree_ops.step(1.0, given[:2], given[2:]))(dw, *[exact] * 3)
+    torch.testing.assert_close(made, 2 * exact)

@@ -5,7 +5,7 @@ whole (`engine.block_runner`), but for its scans of many steps: of those a piece
 steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
-long for a single step, as for deep networks, a piece is two steps, if it is replayed at all: a
+long for a single step, as for deep networks, a piece is four steps, if it is replayed at all: a
 carry is copied before the first piece and after each, which takes a GPU as long as half a step of
 a wide layer. Where client code does the same
 scans again and again, they are recorded once.
@@ -31,7 +31,7 @@ _EAGER = 2  # first steps: they create handles, plans and tuning choices, and th
 _WORTH = 4  # pieces from which on capturing pays
 _SHORT = 2  # steps of a piece, at least, where not all pieces are needed in every round
 _SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
-_SLOWLY = 2  # of those: after each piece all that steps change is copied
+_SLOWLY = 4  # of those: after each piece all that steps change is copied
 _TWICE = 2  # pieces of these from which on fewer steps have to be recorded than there are
 _ONCE = 2  # passes up to which recording one costs as much as doing it
 
@@ -141,7 +141,7 @@ class GraphScan:
     def _piece(self, left: int, varies: bool) -> int:
         """Return how many of the steps that are left make a piece; 0: they are too few for any."""
         if self._slow and varies:
-            return _SLOWLY if left >= _SLOWLY else 1
+            return min(left, _SHORT)
         if self._slow:
             return _SLOWLY if left >= _TWICE * _SLOWLY else 0
         if left >= _WORTH * PIECE:

@@ -108,7 +108,7 @@ def launched_by(work: Callable[..., Any], *inputs: Any) -> list[Kernel]:
     """
     _thread.kernels = found = list[Kernel]()
     try:
-        work(*inputs)
+        computed(work(*inputs))
     except FAILURES:
         found.clear()
     finally:
@@ -239,6 +239,12 @@ def aligned(given: Tensor) -> Tensor:
     """Return a tensor without gaps that can be read 16 bytes at a time."""
     tensor: Tensor = computed(given).contiguous()
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def memory_order(leaf: Tensor) -> list[int]:
+    """Return the axes of rows as they lie in memory: steps leave some weights in other orders."""
+    steps = leaf.stride()
+    return [0, *sorted(range(1, leaf.dim()), key=lambda axis: -steps[axis])]
 
 
 def attempt(

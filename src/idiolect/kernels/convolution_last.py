@@ -126,7 +126,7 @@ def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape, which: int) -
     given = [gradient, x, out, s.images, each, *sizes, *kernel]
     launch("channels_last.cu", "weight_gradient", constants, (parts, s.groups, blocks),
            tile.threads, given, shared)  # fmt: skip
-    return weight_order.put_back(out, s.channels)
+    return weight_order.gradient(out, s.channels, x.dtype == torch.bfloat16)
 
 
 def _constants(x: Tensor, tile: Cut) -> dict[str, int | str]:

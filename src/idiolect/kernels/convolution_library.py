@@ -2,9 +2,11 @@
 
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "last, by trial" the same with the
-algorithm that the library found fastest by trial. "patches", where no pixel is seen
-twice, copies what every output pixel sees into a row: a dense layer, one batched product for all.
-"pixels", where every pixel sees one, is a product for each image, with channels first: no copies.
+algorithm that the library found fastest by trial; "turned, by trial" an images' gradient as such a
+convolution of the gradient, for which the library has faster algorithms. "patches", where no pixel
+is seen twice, copies what every output pixel sees into a row: a dense layer, one batched product
+for all; "rows" does so for any convolution of few pixels, by `patches.cu`. "pixels", where every
+pixel sees one, is a product for each image, with channels first: no copies.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
@@ -20,11 +22,15 @@ from torch.nn import functional as F
 
 from idiolect.kernels import weight_order
 from idiolect.kernels.autotune import Form
+from idiolect.kernels.compiled import launch
 from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
 _LONG = 128  # pixels of a part of a sum over them
 _MANY = 64  # pixels of an image, at least, for a sum of its own
+_MOST = 1 << 27  # numbers of rows for all clients
+_WIDEST = 1024  # channels of a pixel that a block of threads copies at once
+_THREADS, _PIXELS = 256, 8
 
 
 def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]:
@@ -38,6 +44,10 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
     if rounded and not thin:
         found["last, by trial"] = _TRIED[task]
+        if task == "input_gradient" and shape.stride == 1 and _within(shape):
+            found["turned, by trial"] = _TURNED
+        if _few_rows(shape):
+            found["rows"] = _ROWED[task]
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
     if once:
         found["patches"] = _PATCHED[task]
@@ -45,6 +55,11 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     if shape.pointwise and not small:
         found["pixels"] = _POINTWISE[task]
     return found
+
+
+def _within(shape: ConvShape) -> bool:
+    """Say whether an images' gradient is a convolution of the gradient, padded alike all round."""
+    return shape.kernel_height == shape.kernel_width > shape.padding
 
 
 def _backward(
@@ -77,6 +92,16 @@ def _on_gpu(w: Tensor) -> bool:
     return w.device.type != "cpu"
 
 
+def _room(like: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return what has a size, and numbers that nothing reads; the library would copy a view."""
+    last = torch.channels_last
+    return torch.empty(sizes, dtype=like.dtype, device=like.device, memory_format=last)
+
+
+def _half(images: Tensor) -> bool:
+    return images.dtype == torch.bfloat16
+
+
 def _apart(t: Tensor, groups: int) -> Tensor:
     """Undo `_wide`, in the same place in memory."""
     return t.view(len(t), groups, -1, *t.shape[2:]).transpose(0, 1)
@@ -91,22 +116,32 @@ def last_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the images."""
     sizes = (shape.images, shape.groups * shape.channels, shape.height, shape.width)
-    like = gradient.new_empty(()).expand(sizes)
+    like = _room(gradient, sizes)
     return _apart(
         _backward(_wide(gradient), like, _weights(w, like), shape, 0, shape.groups), shape.groups
     )
 
 
+def turned_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images: a convolution with the weights turned round."""
+    laid = weight_order.turned(w, gradient, flipped=True).flatten(0, 1).permute(0, 3, 1, 2)
+    padding = shape.seen_by("input_gradient").padding
+    made = F.conv2d(_wide(gradient), laid, None, 1, padding, 1, shape.groups)
+    return _apart(made, shape.groups)
+
+
 def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the weights."""
     kernel = (shape.channels, shape.kernel_height, shape.kernel_width)
-    like = x.new_empty(()).expand(shape.groups * shape.out_channels, *kernel)
+    like = _room(x, (shape.groups * shape.out_channels, *kernel))
     dw = _backward(_wide(gradient), _wide(x), like, shape, 1, shape.groups)
     if not _on_gpu(x):
         return dw.reshape(shape.groups, shape.out_channels, *kernel)
     laid = dw.permute(0, 2, 3, 1).contiguous()  # as the library has made it
-    parts = laid.view(1, shape.groups, shape.out_channels, *laid.shape[1:])
-    return weight_order.put_back(parts, shape.channels)
+    parts, half = laid.view(1, shape.groups, shape.out_channels, *laid.shape[1:]), _half(x)
+    if not half and not torch.backends.cuda.matmul.allow_tf32:  # most other forms have them first
+        return weight_order.put_back(parts, shape.channels)
+    return weight_order.gradient(parts, shape.channels, half)
 
 
 # As one batched product.
@@ -163,6 +198,67 @@ def patches_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Te
     return dw.view(sizes).permute(0, 4, 3, 1, 2)
 
 
+# The same of any convolution, with channels last, by kernels that make rows and add them up again.
+
+
+def _few_rows(shape: ConvShape) -> bool:
+    """Say whether rows take so little room that products of them may be worth it."""
+    s, inside = shape, shape.kernel_height == shape.kernel_width
+    rows = s.groups * s.images * s.out_height * s.out_width
+    channels = s.channels % 8 == 0 == s.out_channels % 8 and s.channels <= _WIDEST
+    return inside and channels and rows * s.taps * s.channels <= _MOST
+
+
+def _launch_rows(name: str, images: Tensor, rows: Tensor, shape: ConvShape) -> None:
+    """Make rows [client, image and pixel, place and channel] of images, or add them up to these."""
+    s, gather = shape, name == "gather_rows"
+    many = s.images * (s.out_height * s.out_width if gather else s.height * s.width)
+    constants = {"THREADS": _THREADS, "PIXELS": _PIXELS} | ({"HALF": 1} if _half(images) else {})
+    sizes = (s.images, s.channels, s.height, s.width, s.out_height, s.out_width)
+    kernel = (s.kernel_height, s.kernel_width, s.padding, s.stride)
+    given = [*((images, rows) if gather else (rows, images)), *sizes, *kernel]
+    grid = (-(-many // _PIXELS), s.groups, 1)
+    launch("patches.cu", name, constants, grid, _THREADS, given, 12 * _PIXELS)
+
+
+def _gathered_rows(x: Tensor, shape: ConvShape) -> Tensor:
+    s = shape
+    rows = x.new_empty(s.groups, s.images * s.out_height * s.out_width, s.taps * s.channels)
+    _launch_rows("gather_rows", x.permute(1, 3, 4, 0, 2).contiguous(), rows, s)
+    return rows
+
+
+def _lain(images: Tensor) -> Tensor:
+    """Return images, with channels last, as [client, image and pixel, channel]."""
+    return images.permute(1, 3, 4, 0, 2).contiguous().flatten(0, 2).transpose(0, 1)
+
+
+def rows_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve."""
+    s = shape
+    made = x.new_empty(s.images, s.out_height, s.out_width, s.groups, s.out_channels)
+    laid = weight_order.by_taps(w, x, s.channels).flatten(2)
+    torch.bmm(_gathered_rows(x, s), laid.mT, out=made.flatten(0, 2).transpose(0, 1))
+    return made.permute(3, 0, 4, 1, 2)
+
+
+def rows_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the images: that by rows, added up."""
+    s = shape
+    laid = weight_order.by_taps(w, gradient, s.channels).flatten(2)
+    dx = gradient.new_empty(s.images, s.height, s.width, s.groups, s.channels)
+    _launch_rows("spread_rows", dx, torch.bmm(_lain(gradient), laid), s)
+    return dx.permute(3, 0, 4, 1, 2)
+
+
+def rows_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
+    """Return the gradient by the weights."""
+    s = shape
+    dw = torch.bmm(_lain(gradient).mT, _gathered_rows(x, s))
+    sizes = (1, s.groups, s.out_channels, s.kernel_height, s.kernel_width, s.channels)
+    return weight_order.gradient(dw.view(sizes), s.channels, _half(x))
+
+
 # As one product for each image: weights of 1×1.
 
 
@@ -208,9 +304,11 @@ class InLayout:
         return self.run(*inputs)
 
     def arrange(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the same inputs in that order."""
-        images = (self.order(one) for one in inputs[: self.images])
-        return (*images, *inputs[self.images :])
+        """Return the same inputs in that order; weights as a step leaves them."""
+        images = [self.order(one) for one in inputs[: self.images]]
+        weights = inputs[self.images : -1]
+        stepped = (weight_order.as_stepped(one, _half(images[0])) for one in weights)
+        return (*images, *stepped, inputs[-1])
 
 
 _tried = threading.local()
@@ -269,10 +367,16 @@ _TRIED: dict[str, Form] = {
     "input_gradient": ByTrial(last_input_gradient, all_last, 1),
     "weight_gradient": ByTrial(last_weight_gradient, all_last, 2),
 }
+_TURNED = ByTrial(turned_input_gradient, all_last, 1)
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
     "input_gradient": patches_input_gradient,
     "weight_gradient": patches_weight_gradient,
+}
+_ROWED: dict[str, Form] = {
+    "convolve": InLayout(rows_convolve, all_last, 1),
+    "input_gradient": InLayout(rows_input_gradient, all_last, 1),
+    "weight_gradient": InLayout(rows_weight_gradient, all_last, 2),
 }
 _POINTWISE: dict[str, Form] = {
     "convolve": pixels_convolve,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from idiolect.kernels import compiled
-from idiolect.kernels.compiled import REALS, aligned, attempt, launch
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch, memory_order
 from idiolect.kernels.deferred import Deferred, DeferredTensor, Gap, computed, terms_of
 from idiolect.kernels.vmap_rules import call
 
@@ -333,7 +333,13 @@ def _products(gradient: Tensor, inputs: Tensor, rows: int) -> tuple[int, str]:
 def _mix(
     task: str, factor: float, per_row: Tensor | None, xs: Leaves, ys: Leaves
 ) -> tuple[Tensor, ...]:
-    """Launch `mix`; `per_row` is a number or a truth value for each row, as the task has it."""
+    """Launch `mix`; `per_row` is a number or a truth value for each row, as the task has it.
+
+    What is made lies in memory as the first of each pair does.
+    """
+    orders = [*map(memory_order, xs)]
+    xs, ys = ([leaf.permute(order) for leaf, order in zip(side, orders, strict=True)]
+              for side in (xs, ys))  # fmt: skip
     rows = max(map(len, [*([] if per_row is None else [per_row]), *xs, *ys]))
     # The kernel reads one entry for each row, also where all rows share it; unused without a task.
     given = xs[0] if per_row is None else per_row.expand(rows).contiguous()
@@ -348,7 +354,8 @@ def _mix(
             given_all = [float(factor), given, given, *arguments]
             launch("fused.cu", "mix", constants, (blocks, rows, 1), _THREADS, given_all)
         made += outs
-    return tuple(made)
+    back = ([order.index(axis) for axis in range(len(order))] for order in orders)
+    return tuple(leaf.permute(axes) for leaf, axes in zip(made, back, strict=True))
 
 
 def _launched_distance(xs: Leaves, ys: Leaves) -> Tensor:

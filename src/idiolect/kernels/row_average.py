@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels.compiled import REALS, aligned, attempt, launch
+from idiolect.kernels.compiled import REALS, aligned, attempt, launch, memory_order
 from idiolect.kernels.deferred import Deferred, DeferredTensor, factored
 
 _THREADS = 256
@@ -73,7 +73,9 @@ def _launched_average(
 ) -> list[Tensor]:
     """Launch `average` on some leaves."""
     some = [leaf for n, leaf in enumerate(leaves) if n in which]
-    made = [leaf.new_empty(leaf.shape[1:]) for leaf in some]
+    orders = [*map(memory_order, some)]
+    lain = [leaf.permute(order) for leaf, order in zip(some, orders, strict=True)]
+    made = [leaf.new_empty(leaf.shape[1:]) for leaf in lain]
     each = _BYTES // share.element_size() * _THREADS
 
     def declared(leaf: Tensor, out: Tensor) -> tuple[int, list[Any]]:
@@ -81,9 +83,10 @@ def _launched_average(
         return -(-numbers // each), [aligned(leaf), out, numbers]
 
     given = [share.contiguous(), rows.contiguous(), len(share)]
-    parts = [declared(*pair) for pair in zip(some, made, strict=True)]
+    parts = [declared(*pair) for pair in zip(lain, made, strict=True)]
     _launch_some("average", given, "const REAL* x{0}, REAL* o{0}, int n{0}", parts, 1, share.dtype)
-    return made
+    back = ([order.index(axis) - 1 for axis in range(1, len(order))] for order in orders)
+    return [leaf.permute(axes).contiguous() for leaf, axes in zip(made, back, strict=True)]
 
 
 def unsound(leaves: Sequence[Tensor], finite: bool) -> Tensor:
@@ -105,7 +108,8 @@ def unsound(leaves: Sequence[Tensor], finite: bool) -> Tensor:
                 parts += [_looked_at(one, found.LARGEST) for one in found.factors()]
             else:
                 largest = torch.finfo(leaf.dtype).max if finite else float("inf")
-                parts.append(_looked_at(aligned(leaf).reshape(len(leaf), 1, -1), largest))
+                lain = aligned(leaf.permute(memory_order(leaf)))
+                parts.append(_looked_at(lain.reshape(len(leaf), 1, -1), largest))
         marks = torch.zeros(len(leaves[0]), dtype=torch.bool, device=leaves[0].device)
         names = "const REAL* x{0}, int n{0}, int r{0}, int s{0}, double l{0}"
         _launch_some("unsound", [marks], names, parts, len(marks), leaves[0].dtype)

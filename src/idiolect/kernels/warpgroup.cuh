@@ -58,4 +58,8 @@ __device__ __forceinline__ void add_product(float (&sums)[64], Matrix a, Matrix 
 __device__ __forceinline__ void add_turned(float (&sums)[32], Matrix a, Matrix b, int more) {
   asm volatile(KIND("64", "34") "{" FIRST "}, %32, %33" TURNED("1, 1") : MANY(sums, 0) : "l"(a), "l"(b), "r"(more));
 }
+
+__device__ __forceinline__ void add_turned(float (&sums)[64], Matrix a, Matrix b, int more) {
+  asm volatile(KIND("128", "66") "{" FIRST "," SECOND "}, %64, %65" TURNED("1, 1") : MANY(sums, 0), MANY(sums, 32) : "l"(a), "l"(b), "r"(more));
+}
 #endif
