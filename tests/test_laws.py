@@ -132,12 +132,17 @@ def test_vectorised_equals_sequential_with_every_other_setting(name, float64):
     assert worlds.differing(left, reference(name), TIGHT)
 
 
+def shapes(end):
+    return {name: leaf.shape for name, leaf in tree.named(end).items()}
+
+
 @every_method
 def test_vectorised_equals_sequential_with_a_private_second_network(name, float64):
-    left, right = (
-        play(name, auxiliary=lambda: worlds.Normed(8), kind=kind)
-        for kind in ("vectorised", "sequential")
-    )
+    """Who has no use for a second network, and so no leaf of it, does what it does without."""
+    options = {"auxiliary": lambda: worlds.Normed(8)}
+    left, right = play(name, **options), reference(name)
+    if shapes(left) != shapes(right):
+        right = play(name, kind="sequential", **options)
     assert not worlds.differing(left, right, TIGHT)
 
 

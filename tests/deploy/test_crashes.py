@@ -26,15 +26,30 @@ HOST = ServerSettings(
 )  # whoever runs server and nodes allows the fragile network
 
 
-@pytest.fixture
-def processes(tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "PYTHONPATH",
-        os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-    )
-    made = Processes(fed.sites(tmp_path / "nodes", NODES, packages=HOST.packages))
-    yield made
-    made.close()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def marked(home):
+    """The file that names the process in which the fragile network crashes."""
+    return home / "victim"
+
+
+@pytest.fixture(scope="module")
+def processes(home, marked):
+    """Two nodes for all tests: each is another run, and what has crashed is started again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        )
+        patch.setenv(crashing.VARIABLE, str(marked))
+        patch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
+        made = Processes(fed.sites(home, NODES, packages=HOST.packages))
+        yield made
+        made.close()
     assert all(child.pid is None for child in made.children.values())
 
 
@@ -66,8 +81,8 @@ def faults(folder):
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def state(folder):
-    (path,) = (folder / "nodes" / VICTIM).glob("state/**/*.safetensors")
+def state(home, run):
+    (path,) = (home / VICTIM).glob(f"state/**/{run}/*.safetensors")
     return path
 
 
@@ -86,7 +101,7 @@ def test_a_killed_training_process_is_told_everything_again_and_nothing_is_lost(
     wanted = fed.experiment("fedper", sets=("model.name=mlr", *SETS))
     content = fed.simulated(wanted, tmp_path / "simulated")
     fate = Fate(processes, lambda pid: os.kill(pid, signal.SIGKILL))
-    found = fed.served(wanted, fate, tmp_path / "served")
+    found = fed.served(wanted, fate, tmp_path / "served", "killed")
     assert fate.codes == ["crashed"] and faults(tmp_path / "served") == {}
     assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
     assert found["methods"]["FedPer"]["notices"] == content["methods"]["FedPer"]["notices"]
@@ -94,16 +109,14 @@ def test_a_killed_training_process_is_told_everything_again_and_nothing_is_lost(
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_training_that_crashes_is_tried_once_more_and_then_misses_its_round(
-    times, processes, tmp_path, monkeypatch
+    times, processes, marked, tmp_path
 ):
     """A segmentation fault within the network's own code, amid the training."""
-    marked = tmp_path / "victim"
-    monkeypatch.setenv(crashing.VARIABLE, str(marked))
     network = ("model.name=crashing:fragile", 'deploy.packages=["crashing"]')
     wanted = fed.experiment("fedper", sets=(*network, *SETS))
     content = fed.simulated(wanted, tmp_path / "simulated")
     fate = Fate(processes, lambda pid: marked.write_text(str(pid)), times=times)
-    found = fed.served(wanted, fate, tmp_path / "served", host=HOST)
+    found = fed.served(wanted, fate, tmp_path / "served", f"crashed{times}", host=HOST)
     assert fate.codes == ["crashed"] * times
     if times == 1:
         assert faults(tmp_path / "served") == {}
@@ -127,34 +140,32 @@ def mapped(pid):
     return int(status.split("VmSize:")[1].split()[0]) << 10
 
 
-def test_a_training_out_of_memory_costs_a_node_its_round(processes, tmp_path, monkeypatch):
+def test_a_training_out_of_memory_costs_a_node_its_round(processes, tmp_path):
     """It may map no more than it has, and whatever is larger than a megabyte must be mapped."""
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))
     sets = ("model.name=dnn", "model.hidden=3200", *SETS)
     before, after = limited(resource.RLIMIT_AS, mapped)
     fate = Fate(processes, before, after)
-    found = fed.served(fed.experiment("fedper", sets=sets), fate, tmp_path / "served")
+    found = fed.served(fed.experiment("fedper", sets=sets), fate, tmp_path / "served", "memory")
     assert fate.codes == ["memory"]
     assert missed_one(found, tmp_path / "served", "memory")
 
 
-def test_a_full_disk_costs_a_node_its_round_and_not_its_state(processes, tmp_path):
+def test_a_full_disk_costs_a_node_its_round_and_not_its_state(processes, home, tmp_path):
     """The kernel refuses the write; the state before stays, and the next round is done with it."""
     before, after = limited(resource.RLIMIT_FSIZE, lambda pid: 100)
     kept = []
 
     def look(pid):
         after(pid)
-        kept.append(state(tmp_path).read_bytes())
-        assert not list(state(tmp_path).parent.glob(".*.part"))
+        kept.append(state(home, "disk").read_bytes())
+        assert not list(state(home, "disk").parent.glob(".*.part"))
 
     def fill(pid):
-        kept.append(state(tmp_path).read_bytes())
+        kept.append(state(home, "disk").read_bytes())
         before(pid)
 
     fate = Fate(processes, fill, look)
-    found = fed.served(
-        fed.experiment("fedper", sets=("model.name=mlr", *SETS)), fate, tmp_path / "served"
-    )
+    wanted = fed.experiment("fedper", sets=("model.name=mlr", *SETS))
+    found = fed.served(wanted, fate, tmp_path / "served", "disk")
     assert fate.codes == ["disk"] and kept[0] == kept[1]
     assert missed_one(found, tmp_path / "served", "disk")
