@@ -256,6 +256,11 @@ def trains_on_validation(method: Method) -> bool:
     return has(method, Refit) and not method.chooses
 
 
+def given(method: Method, local: Local) -> Local:
+    """Return what client code is given: to train on validation rows it must say so."""
+    return local if method.chooses or has(method, Refit) else local.sparing_validation()
+
+
 def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
     """Fit a method to a plan, what is inside first; return it with how many rounds may be done."""
     if isinstance(base := getattr(method, "base", None), Method):

@@ -16,7 +16,7 @@ from idiolect.core.capabilities import (
     ArchitectureState,
     NewcomerHistory,
     Preparation,
-    Refit,
+    given,
     has,
 )
 from idiolect.core.client import Local
@@ -49,11 +49,6 @@ class ClientTask:
         """Tasks of one kind share block widths and batch plans."""
         return self.name
 
-    def given(self, local: Local) -> Local:
-        """Return what client code is given: to train on validation rows it must say so."""
-        able = self.method.chooses or has(self.method, Refit)
-        return local if able else local.sparing_validation()
-
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Run it for one client; `test` holds what is scored and is never given to training."""
         raise NotImplementedError
@@ -67,7 +62,7 @@ class Train(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Train and report."""
-        report, personal = self.method.client_step(sent, personal, self.given(local))
+        report, personal = self.method.client_step(sent, personal, given(self.method, local))
         read = self.method.read(report, local) if has(self.method, ArchitectureState) else ()
         return report, read, personal
 
@@ -81,7 +76,7 @@ class Prepare(ClientTask):
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Return its personal state alone."""
         assert has(self.method, Preparation)
-        return (self.method.prepare(sent, personal, self.given(local)),)
+        return (self.method.prepare(sent, personal, given(self.method, local)),)
 
 
 class Meet(ClientTask):
@@ -94,7 +89,7 @@ class Meet(ClientTask):
         """Return its personal state alone."""
         if not has(self.method, NewcomerHistory):
             return (personal,)
-        return (self.method.meet(sent, personal, self.given(local)),)
+        return (self.method.meet(sent, personal, given(self.method, local)),)
 
 
 class Fuse(ClientTask):

@@ -261,7 +261,7 @@ class _ClientStep(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Train and report."""
-        return self.method.client_step(sent, personal, self.given(local))
+        return self.method.client_step(sent, personal, capabilities.given(self.method, local))
 
 
 @dataclass(frozen=True)

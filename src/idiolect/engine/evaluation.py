@@ -402,7 +402,7 @@ class ScoreTask(ClientTask):
 
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Deploy and score."""
-        method, own = self.method, self.given(local)
+        method, own = self.method, capabilities.given(self.method, local)
         handed: ExchangeInput = sent.own if self.hears else ExchangeInput(sent.own, {}, ())
         sent = sent._replace(own=handed.own)
         deployed = handed.deployed

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from idiolect.core import tree
-from idiolect.core.capabilities import FinalExchange, has
+from idiolect.core.capabilities import FinalExchange, given, has
 from idiolect.core.client import Local
 from idiolect.core.method import Method, Sent
 from idiolect.core.tree import Tree
@@ -49,7 +49,7 @@ class Tell(ClientTask):
     def __call__(self, sent: Sent, personal: Tree, local: Local, test: Local) -> Tree:
         """Return what leaves, and what stays if it is to be kept."""
         assert has(self.method, FinalExchange)
-        local = self.given(local)
+        local = given(self.method, local)
         deployed = self.method.deploy(sent, personal, local)
         return self.method.tell(deployed, local), deployed if self.keep else ()
 
