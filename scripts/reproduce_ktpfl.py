@@ -107,6 +107,7 @@ def write() -> None:
             "cause-touched": _touched(kept),
             "cause-few": _few(kept),
             "cause-unfused": _unfused(kept),
+            "table-1-letters": _letters_in_small(kept),
             "cost": _cost(kept),
         },
     )
@@ -141,6 +142,20 @@ def _letters(kept: Kept) -> list[str]:
     header = ["%", "20 clients: 47 classes, 20 rounds", "ten letters, 60 rounds", "paper"]
     header += ["100 clients: 47 classes, 60 rounds", "ten letters, 60 rounds", "paper"]
     return table(header, rows)
+
+
+def _letters_in_small(kept: Kept) -> list[str]:
+    """Table 1's EMNIST in small, with 47 classes and with ten letters."""
+    rows = []
+    for label in (*TABLE_1, "Local"):
+        row = [label]
+        for column, kind in enumerate(("two", "all")):
+            names = (f"{SMALL}emnist-{kind}", f"{SMALL}letters-{kind}")
+            row += [_cell(_of(kept, name, label)) for name in names]
+            row.append(f"{TABLE_1[label][column]:.1f}" if label in TABLE_1 else "–")
+        rows.append(row)
+    header = ["%", "two classes a client: of 47", "of ten letters", "paper"]
+    return table([*header, "all classes: 47", "ten letters", "paper"], rows)
 
 
 def _compared(
