@@ -104,6 +104,10 @@ def write() -> None:
             "cause-classes": _classes(kept),
             "cause-age": _age(kept),
             "cause-public": _public_sizes(kept),
+            "cause-touched": _touched(kept),
+            "cause-few": _few(kept),
+            "cause-unfused": _unfused(kept),
+            "table-1-letters": _letters_in_small(kept),
             "cost": _cost(kept),
         },
     )
@@ -138,6 +142,20 @@ def _letters(kept: Kept) -> list[str]:
     header = ["%", "20 clients: 47 classes, 20 rounds", "ten letters, 60 rounds", "paper"]
     header += ["100 clients: 47 classes, 60 rounds", "ten letters, 60 rounds", "paper"]
     return table(header, rows)
+
+
+def _letters_in_small(kept: Kept) -> list[str]:
+    """Table 1's EMNIST in small, with 47 classes and with ten letters."""
+    rows = []
+    for label in (*TABLE_1, "Local"):
+        row = [label]
+        for column, kind in enumerate(("two", "all")):
+            names = (f"{SMALL}emnist-{kind}", f"{SMALL}letters-{kind}")
+            row += [_cell(_of(kept, name, label)) for name in names]
+            row.append(f"{TABLE_1[label][column]:.1f}" if label in TABLE_1 else "–")
+        rows.append(row)
+    header = ["%", "two classes a client: of 47", "of ten letters", "paper"]
+    return table([*header, "all classes: 47", "ten letters", "paper"], rows)
 
 
 def _compared(
@@ -273,6 +291,39 @@ def _public_sizes(kept: Kept) -> list[str]:
     told = [paper["D_r = 500" if label == "anchor" else label][1] for label in labels]
     rows.append(["paper", *(f"{value:.1f}" for value in told)])
     return table(["Fashion-MNIST, %; \\|D_r\\| =", "10", "100", "500", "1000"], rows)
+
+
+def _touched(kept: Kept) -> list[str]:
+    """Table 6 where a round takes as many private images as public ones."""
+    sizes, rows = (10, 100, 500, 1000, 3000), []
+    for place, data in enumerate(DATA):
+        title = TITLES[data] + (", ten letters" if data == "emnist" else "")
+        cells = [_cell(_of(kept, f"touched-{data}-{size}", "anchor")) for size in sizes]
+        paper = [f"{SWEEPS['table-6'][f'D_r = {size}'][place]:.1f}" for size in sizes]
+        rows += [[title, *cells], ["paper", *paper]]
+    return table(["%; \\|D_r\\| =", *map(str, sizes)], rows)
+
+
+def _few(kept: Kept) -> list[str]:
+    """Table 6 where clients have few images and the public ones are of their kind."""
+    sizes = (10, 500, 3000)
+    cells = [_cell(_of(kept, f"few-own-{size}", "KT-pFL")) for size in sizes]
+    head = ["Fashion-MNIST, %; \\|D_r\\| =", *map(str, sizes)]
+    return table(head, [["53 images a client, public ones of Fashion-MNIST", *cells]])
+
+
+def _unfused(kept: Kept) -> list[str]:
+    """Table 1 in small: what pFedDF owes to averages, and what to predictions."""
+    rows = [
+        [
+            f"{TITLES[data]}, all classes",
+            *(_cell(_of(kept, f"{SMALL}{data}-all", label)) for label in ("Local", "KT-pFL")),
+            _cell(_of(kept, f"unfused-{data}", "pFedDF")),
+            _cell(_of(kept, f"{SMALL}{data}-all", "pFedDF")),
+        ]
+        for data in DATA
+    ]
+    return table(["%", "Local", "KT-pFL", "averages alone", "pFedDF"], rows)
 
 
 def _public(kept: Kept) -> list[str]:
