@@ -44,6 +44,7 @@ HALO = (
     ConvShape(20, 32, 128, 16, 16, 256, 3, 3, 2, 1),
 )
 TOP = 6  # kernels that are printed
+PROFILED = 3  # rounds
 KINDS = {  # of kernels, by words in their names; the first that fits
     "weights' order": ("by_taps", "turned", "put_back"),
     "group normalisation": ("normalise", "gradients", "totals"),
@@ -111,10 +112,11 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     with mock.patch.object(autotune, "_shipped", dict):  # so that all forms are tried
         first = [round(_seconds(sim.advance), 3) for _ in range(3)]
     ms = sorted(1e3 * _seconds(sim.advance) for _ in range(5))[2]
-    with profile(activities=[ACTIVITY[DEVICE]]) as seen:
-        _seconds(sim.advance)
+    with profile(activities=[ACTIVITY[DEVICE]]) as seen:  # a round may be launched by the one before
+        for _ in range(PROFILED):
+            _seconds(sim.advance)
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
-    every = sum(row.self_device_time_total for row in rows)
+    every = sum(row.self_device_time_total for row in rows) / PROFILED
     far = gradient_difference(work, precision)
     rate = round(work.examples / ms * 1e3)
     print(
@@ -125,11 +127,11 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     )
     shares = dict.fromkeys([*KINDS, "rest"], 0.0)
     for row in rows:
-        shares[_kind(row.key)] += row.self_device_time_total / 1e3
+        shares[_kind(row.key)] += row.self_device_time_total / 1e3 / PROFILED
     print("   " + ", ".join(f"{kind} {took:.1f}" for kind, took in shares.items()), flush=True)
     print("   forms, how often they won and ms they saved: " + _wins(), flush=True)
     for row in rows[:TOP]:
-        took = row.self_device_time_total
+        took = row.self_device_time_total / PROFILED
         print(
             f"   {took / max(every, 1):6.1%} {took / 1e3:7.2f} ms {row.count:5d}  {row.key[:100]}"
         )

@@ -323,7 +323,7 @@ def opened() -> list[str]:
     printed = list(dict.fromkeys(label for label, _ in cells))
     rows, once = [], [0, 0, 0]
     for label in sorted(known, key=lambda one: (printed.index(method_of(one)), one)):
-        row, near = [label], [0, 0, 0]  # plain, with both, of how many
+        row, near = [label], [0, 0, 0]  # plain, with both, of how many that have both figures
         for run in runs:
             cell = replace(cells[method_of(label), run], label=label)
             pair = [
@@ -334,7 +334,7 @@ def opened() -> list[str]:
             if all(pair):
                 within = [100 * mean(own) >= cell.paper - 1 for own in pair]
                 near = [n + more for n, more in zip(near, (*within, 1), strict=True)]
-        rows.append([*row, "{}; {} of {}".format(*near)])
+        rows.append([*row, "{}; {} of {}".format(*near) if near[2] else "-"])
         if label == method_of(label) or method_of(label) not in known:
             once = [n + more for n, more in zip(once, near, strict=True)]
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]

@@ -91,7 +91,7 @@ SPLITS |= {
 # What its text leaves open, and the methods that are not trained so: with clients alike the second
 # FedAvg is the first, and pFedMe's steps are of an inner problem.
 OPEN_SETTINGS = ("training.momentum=0.9", "training.uniform=true")
-LEFT_OUT = ("FedAvg, clients alike", "FedProto, cohort alone", "pFedMe")
+LEFT_OUT = ("FedAvg, clients alike", "FedProto, rounds before count", "pFedMe")
 # What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
 # has an H200 for itself (TF32), and how many of them a round of others takes.
 PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.18, "pfedkdh-cifar10": 0.21}
