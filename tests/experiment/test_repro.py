@@ -128,7 +128,7 @@ def test_what_was_not_run_is_not_judged() -> None:
 
 
 def test_what_was_run_differs_whatever_was_not() -> None:
-    """A cell, or a comparison of a claim, is missing; another is surely below, or turned."""
+    """A cell, or a comparison of a claim, is missing; another is surely below, or turned round."""
     lacking = Cell("v", "run", "nobody", "personal", 80.0)
     for paper, status in ((80.0, "not measured yet"), (84.0, "differs")):
         half = replace(item(paper), cells=(*item(paper).cells, lacking))
