@@ -2,11 +2,10 @@
 
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "last, by trial" the same with the
-algorithm that the library found fastest by trial; "turned, by trial" an images' gradient as such a
-convolution of the gradient, for which the library has faster algorithms. "patches", where no pixel
-is seen twice, copies what every output pixel sees into a row: a dense layer, one batched product
-for all; "rows" does so for any convolution of few pixels, by `patches.cu`. "pixels", where every
-pixel sees one, is a product for each image, with channels first: no copies.
+algorithm that the library found fastest by trial. "patches", where no pixel is seen twice, copies
+what every output pixel sees into a row: a dense layer, one batched product for all; "rows" does so
+for any convolution of few pixels, by `patches.cu`. "pixels", where every pixel sees one, is a
+product for each image, with channels first: no copies.
 The tasks are those of `convolution_cuda`, without what may follow a convolution.
 """
 
@@ -44,8 +43,6 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
     if rounded and not thin:
         found["last, by trial"] = _TRIED[task]
-        if task == "input_gradient" and shape.stride == 1 and _within(shape):
-            found["turned, by trial"] = _TURNED
         if _few_rows(shape):
             found["rows"] = _ROWED[task]
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
@@ -55,11 +52,6 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     if shape.pointwise and not small:
         found["pixels"] = _POINTWISE[task]
     return found
-
-
-def _within(shape: ConvShape) -> bool:
-    """Say whether an images' gradient is a convolution of the gradient, padded alike all round."""
-    return shape.kernel_height == shape.kernel_width > shape.padding
 
 
 def _backward(
@@ -120,14 +112,6 @@ def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor
     return _apart(
         _backward(_wide(gradient), like, _weights(w, like), shape, 0, shape.groups), shape.groups
     )
-
-
-def turned_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    """Return the gradient by the images: a convolution with the weights turned round."""
-    laid = weight_order.turned(w, gradient, flipped=True).flatten(0, 1).permute(0, 3, 1, 2)
-    padding = shape.seen_by("input_gradient").padding
-    made = F.conv2d(_wide(gradient), laid, None, 1, padding, 1, shape.groups)
-    return _apart(made, shape.groups)
 
 
 def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
@@ -367,7 +351,6 @@ _TRIED: dict[str, Form] = {
     "input_gradient": ByTrial(last_input_gradient, all_last, 1),
     "weight_gradient": ByTrial(last_weight_gradient, all_last, 2),
 }
-_TURNED = ByTrial(turned_input_gradient, all_last, 1)
 _PATCHED: dict[str, Form] = {
     "convolve": patches_convolve,
     "input_gradient": patches_input_gradient,

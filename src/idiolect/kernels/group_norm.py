@@ -20,8 +20,6 @@ _WARPS = 8  # of a block, at most
 _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
 _HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
 _KEPT = 8  # pixels that a thread holds, at most
-_LARGE = 32 * 1024  # bytes of an image from which on the GPU's cache may be too small for many
-_AT_A_TIME = {2: 112 * 1024, 1: 120 * 1024}  # blocks of a multiprocessor: memory that makes it so
 _ROOM = 100 * 1024  # bytes of shared memory of a block, at most
 _GRADIENT_INPUTS = 7
 
@@ -155,10 +153,6 @@ def forms(task: str, sizes: GroupNormSizes, x: Tensor, last: bool) -> dict[str, 
         whole = least > _HELD[0] and _pieces_of(x, sizes, least) == _pieces_of(x, sizes, _HELD[0])
         if -(-sizes.pixels // rows) <= _KEPT and not whole:
             known[f"held {least}"] = functools.partial(known["norm"], least=least)
-    if last and sizes.channels * sizes.pixels * x.element_size() >= _LARGE:
-        # An image is read again, from the cache if those of the other blocks leave it there.
-        for many, room in _AT_A_TIME.items():
-            known[f"norm, {many} at a time"] = functools.partial(known["norm"], room=room)
     return known
 
 
@@ -209,7 +203,7 @@ def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes)
 
 
 def cuda_normalise(
-    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes, least: int = 0, room: int = 0
+    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes, least: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, images in the order in memory that they have."""
     last = _channels_last(x, sizes)
@@ -217,11 +211,11 @@ def cuda_normalise(
     y = _empty_like(x, last)
     mean, scale = (w.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
     given = [x, w.contiguous(), b.contiguous(), y, mean, scale]
-    _launch("normalise", sizes, given, x, last, least, room)
+    _launch("normalise", sizes, given, x, last, least)
     return y, mean, scale
 
 
-def cuda_gradient(*inputs: Any, least: int = 0, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same in one launch, and one that adds up over images.
 
     What ReLU cut off is seen by y made anew of x, w and b, so that y need not be read.
@@ -236,7 +230,7 @@ def cuda_gradient(*inputs: Any, least: int = 0, room: int = 0) -> tuple[Tensor, 
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
     factors = [one.contiguous() for one in (w, mean, scale, b)]
-    _launch("gradients", sizes, [gradient, x, *factors, dx, *parts], x, last, least, room)
+    _launch("gradients", sizes, [gradient, x, *factors, dx, *parts], x, last, least)
     dw, db = _totals(parts)
     return dx, dw, db
 
@@ -308,9 +302,8 @@ def _block(x: Tensor, sizes: GroupNormSizes, least: int = 0) -> tuple[int, int]:
 
 
 def _launch(
-    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int,
-    room: int,
-) -> None:  # fmt: skip
+    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int
+) -> None:
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
         "EPS": f"{sizes.eps!r}f",
@@ -347,7 +340,7 @@ def _launch(
         (blocks, 1, 1),
         threads,
         [*tensors, sizes.images, int(sizes.relu), *rest],
-        max(shared, room),
+        shared,
     )
 
 
