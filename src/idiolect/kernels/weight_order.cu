@@ -1,7 +1,7 @@
 // Weights of a stack of clients, [g, o, c, tap] in single precision, into the orders in which kernels for channels last
 // read them, as Numbers, and their gradients, Numbers too, back into the first. Each is one reading and one writing.
 // Constants: THREADS; HALF where Numbers are bfloat16; ROUNDED where they are to be numbers of TF32, for products with
-// others that are cut off to it: they are that much larger which those are less, on average. LAID, SHORT, FLIPPED: below.
+// others that are cut off to it: they are that much larger which those are less, on average. LAID, SHORT: below.
 
 #include "common.cuh"
 
@@ -31,7 +31,7 @@ by_taps(const float* __restrict__ w, Number* __restrict__ to, int C, int taps, i
   }
 }
 
-// to[g, c, tap, o], of each client a matrix with rows and columns exchanged; FLIPPED: its taps in reverse. Where LAID, what
+// to[g, c, tap, o], of each client a matrix with rows and columns exchanged. Where LAID, what
 // is read is [g, o, tap, c], as Numbers where it is SHORT, and else [g, o, c, tap]. A block has 64 o and 64 columns.
 #if SHORT
 typedef Number From;
@@ -63,7 +63,7 @@ turned(const From* __restrict__ w, Number* __restrict__ to, int O, int C, int ta
     const int row = i % 32 * 2, col = i / 32, from = first + col;
     if (base + row >= O || from >= columns) continue;
     const int c = LAID ? from % C : from / taps, tap = LAID ? from / C : from % taps;
-    *(Two*)(to + ((size_t)c * taps + (FLIPPED ? taps - 1 - tap : tap)) * O + base + row) = {rounded(room[row * 65 + col]), rounded(room[(row + 1) * 65 + col])};
+    *(Two*)(to + ((size_t)c * taps + tap) * O + base + row) = {rounded(room[row * 65 + col]), rounded(room[(row + 1) * 65 + col])};
   }
 }
 
