@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 # examples each time, so that a change is judged by itself; elsewhere each run tries new ones.
 settings.register_profile("unhurried", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("unhurried")
+
+# A shell starts what runs in its background deaf to Ctrl-C, which children inherit: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
