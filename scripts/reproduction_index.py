@@ -18,6 +18,7 @@ from idiolect.experiment.repro.index import (
     papers,
 )
 from idiolect.experiment.repro.stored import rounded, stored_figures, written
+from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -27,11 +28,11 @@ PAGE = ROOT / "docs" / "reproduction" / "README.md"
 
 def measured() -> str:
     """Return measured.json: figures of every seed of every run that the pages were made of."""
-    names = _method_names()
+    names, titles = _method_names(), {kind.title: name for name, kind in METHODS.items()}
     found = {
         run: {
             label: {
-                "method": names.get(run, {}).get(label, ""),
+                "method": names.get(run, {}).get(label) or titles.get(label, ""),
                 "models": {model: list(one.seeds) for model, one in own.items()},
             }
             for label, own in labels.items()

@@ -32,7 +32,7 @@ from idiolect.experiment.repro.index import (
     papers,
     shipped_figures,
 )
-from idiolect.experiment.repro.stored import disagreements
+from idiolect.experiment.repro.stored import disagreements, written
 
 ROOT = Path(__file__).resolve().parents[2]
 # Means 80 and 78; paired differences 1.9, 2.1, 2.0: p = 0.0008. Half a width of 95 % is 0.39.
@@ -125,6 +125,11 @@ def test_a_part_that_is_missing_keeps_a_row_from_being_reproduced() -> None:
 
 def test_what_was_not_run_is_not_judged() -> None:
     assert item(80.0).status({}) == "not measured yet"
+
+
+def test_a_single_seed_has_no_deviation_to_tell() -> None:
+    assert written(Figure((80.0,))) == "80.0 (one seed)"
+    assert written(Figure((80.0, 80.0))) == "80.0 ± 0.0"
 
 
 def test_what_was_run_differs_whatever_was_not() -> None:

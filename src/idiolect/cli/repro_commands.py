@@ -137,13 +137,14 @@ def _run(
 def _print_overview(screen: "PlainConsole", measured: "Measured") -> None:
     from idiolect.cli.layout import NARROW, print_table, print_texts
     from idiolect.experiment.repro.index import items
+    from idiolect.experiment.repro.stored import written
 
     rows = []
     for name, (_, item) in items().items():
         cell = item.headline(measured)
         ours = cell.ours(measured) if cell else None
         figures = (
-            [f"{ours.mean:.1f} ± {ours.deviation:.1f}", f"{cell.paper:.1f}", cell.what]
+            [written(ours), f"{cell.paper:.1f}", cell.what]
             if cell and ours
             else ["", "", ""]
         )
@@ -162,6 +163,7 @@ def _print_figures(
 ) -> None:
     from idiolect.cli.layout import print_table
     from idiolect.experiment.repro.index import BEST_TEST_ROUND
+    from idiolect.experiment.repro.stored import written
 
     columns = {"kept": measured} if fresh is None else {"this run": fresh, "kept": measured}
     best = any(cell.model.endswith(BEST_TEST_ROUND) for cell in item.cells)
@@ -170,7 +172,7 @@ def _print_figures(
         found = [cell.ours(one) for one in columns.values()]
         if best:
             found.append(cell.last_round(measured if fresh is None else fresh))
-        shown = [f"{one.mean:.1f} ± {one.deviation:.1f}" if one else "-" for one in found]
+        shown = [written(one) if one else "-" for one in found]
         rows.append([cell.what, *shown, f"{cell.paper:.1f}"])
     further = ["last round"] if best else []
     print_table(screen, "", ["%"], [*columns, *further, "paper"], rows)

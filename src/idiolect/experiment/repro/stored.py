@@ -63,8 +63,9 @@ def rounded(figures: Measured) -> Measured:
 
 
 def written(figure: Figure) -> str:
-    """Write a figure as the page has it."""
-    return f"{figure.mean:.1f} ± {figure.deviation:.1f}"
+    """Write a figure as the page has it: a single seed has no deviation to tell."""
+    spread = f"± {figure.deviation:.1f}" if len(figure.seeds) > 1 else "(one seed)"
+    return f"{figure.mean:.1f} {spread}"
 
 
 def disagreements(results: Path, page: Path) -> list[str]:
