@@ -125,14 +125,25 @@ def test_factors_are_averaged_as_what_they_make(gpu: list[str], dtype: torch.dty
         torch.testing.assert_close(mean, torch.tensordot(share[~gone], rows[~gone], dims=1))
 
 
-@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf"), 1e20])
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf"), float("-inf"), 1e38])
 def test_factors_tell_whether_a_row_is_sound(gpu: list[str], spoilt: float) -> None:
     """Those of which a product may be infinite are not."""
-    for place, row in ((0, 3), (1, 2)):
+    for side, row in (("_left", 3), ("_right", 2)):
         made = weights()
-        made.factors()[place][row, 6, 5] = spoilt
+        getattr(made, side)[6, row, 5] = spoilt
         late: Tensor = DeferredTensor(made)
         marks = row_average.unsound([torch.randn(5, 3), late], finite=True)
         assert marks.tolist() == [n == row for n in range(5)]
         assert made.waits
     assert gpu == ["unsound"] * 2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_a_large_factor_times_a_small_one_is_sound(gpu: list[str], scale: float) -> None:
+    """A client with inputs in odd units is not broken; its weights are as any others."""
+    made = weights()
+    made._left[:, 2] *= scale
+    made._right[:, 2] /= scale
+    late: Tensor = DeferredTensor(made)
+    assert not row_average.unsound([late], finite=True).any()
+    assert made.waits and made.make().isfinite().all()

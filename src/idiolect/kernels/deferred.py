@@ -82,13 +82,14 @@ class Factored(Deferred):
     It is made of memory that stays: what is recorded writes there again.
     """
 
-    LARGEST: ClassVar[float] = 2.0**56  # a factor up to which sums of 2¹⁴ products are finite
+    LARGEST: ClassVar[float] = 2.0**112  # a product of which sums of 2¹⁴ are finite
 
     @abstractmethod
-    def factors(self) -> list[Tensor]:
-        """Return the factors [row, example, number]: where they are sound, so are the rows.
+    def largest(self) -> Tensor:
+        """Return each example's largest product [row, example]: if they are sound, so are rows.
 
-        Were the common row not finite, neither would factors be, which were made by way of it.
+        Either factor alone may be large where the other is small. Were the common row not finite,
+        neither would factors be, which were made by way of it.
         """
 
     @abstractmethod

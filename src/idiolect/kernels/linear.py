@@ -287,9 +287,11 @@ class _FactoredWeights(Factored):
         """Return what is computed of the same memory, once that was written anew."""
         return _FactoredWeights(self._base, self._room, self._rank)
 
-    def factors(self) -> list[Tensor]:
-        """Return gradients and inputs."""
-        return [one.transpose(0, 1) for one in (self._left, self._right)]
+    def largest(self) -> Tensor:
+        """Return the products of each example's largest gradient and input; NaN is the largest."""
+        left, right = (torch.linalg.vector_norm(one, float("inf"), dim=2).mT
+                       for one in (self._left, self._right))  # fmt: skip
+        return left * right
 
     def mean(self, share: Tensor, left_out: Tensor) -> Tensor:
         """Return the sum over rows, each times its share, as one product."""

@@ -105,7 +105,8 @@ def unsound(leaves: Sequence[Tensor], finite: bool) -> Tensor:
         for leaf in leaves:
             found = factored(leaf)
             if found is not None:
-                parts += [_looked_at(one, found.LARGEST) for one in found.factors()]
+                products = found.largest().contiguous()
+                parts.append(_looked_at(products.unsqueeze(1), found.LARGEST))
             else:
                 largest = torch.finfo(leaf.dtype).max if finite else float("inf")
                 lain = aligned(leaf.permute(memory_order(leaf)))
