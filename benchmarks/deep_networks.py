@@ -112,7 +112,7 @@ def rounds_of(name: str, precision: str) -> dict[str, object]:
     with mock.patch.object(autotune, "_shipped", dict):  # so that all forms are tried
         first = [round(_seconds(sim.advance), 3) for _ in range(3)]
     ms = sorted(1e3 * _seconds(sim.advance) for _ in range(5))[2]
-    with profile(activities=[ACTIVITY[DEVICE]]) as seen:  # a round may be launched by the one before
+    with profile(activities=[ACTIVITY[DEVICE]]) as seen:  # one may launch the next
         for _ in range(PROFILED):
             _seconds(sim.advance)
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)

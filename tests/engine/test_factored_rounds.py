@@ -1,6 +1,5 @@
 """Trainings in which a large layer's weights are factors end where the sequential backend's do."""
 
-
 import pytest
 import torch
 from torch import nn
@@ -27,7 +26,13 @@ CASES = {  # settings, clients, seeds, and whether factors themselves are averag
     "fedavg of unequal clients": ("fedavg", {}, RAGGED, (0,), False),
     "fedavg with too many steps": ("fedavg", {"epochs": 3}, EVEN, (0,), False),
     "fedavg of two seeds": ("fedavg", {}, PADDED, (0, 1), False),
-    "fedavg with a decaying rate": ("fedavg", {"schedule": "exponential", "decay": 0.5}, PADDED, (0,), False),
+    "fedavg with a decaying rate": (
+        "fedavg",
+        {"schedule": "exponential", "decay": 0.5},
+        PADDED,
+        (0,),
+        False,
+    ),
     "fedavg with momentum": ("fedavg", {"momentum": 0.9}, PADDED, (0,), False),
     "fedavg with decay": ("fedavg", {"weight_decay": 0.1}, PADDED, (0,), False),
     "both": ("fedavg", {"momentum": 0.9, "weight_decay": 0.1}, RAGGED, (0,), False),

@@ -143,11 +143,7 @@ def _print_overview(screen: "PlainConsole", measured: "Measured") -> None:
     for name, (_, item) in items().items():
         cell = item.headline(measured)
         ours = cell.ours(measured) if cell else None
-        figures = (
-            [written(ours), f"{cell.paper:.1f}", cell.what]
-            if cell and ours
-            else ["", "", ""]
-        )
+        figures = [written(ours), f"{cell.paper:.1f}", cell.what] if cell and ours else ["", "", ""]
         rows.append([name, item.title, item.status(measured), *figures])
     if screen.width >= NARROW:
         heads = ("name", "what", "status", "ours", "paper", "of (furthest below)")
