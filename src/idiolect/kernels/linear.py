@@ -289,9 +289,11 @@ class _FactoredWeights(Factored):
 
     def largest(self) -> Tensor:
         """Return the products of each example's largest gradient and input; NaN is the largest."""
-        left, right = (torch.linalg.vector_norm(one, float("inf"), dim=2).mT
-                       for one in (self._left, self._right))  # fmt: skip
-        return left * right
+        norm = torch.linalg.vector_norm
+        largest: Tensor = norm(self._left, float("inf"), dim=2) * norm(
+            self._right, float("inf"), dim=2
+        )
+        return largest.mT
 
     def mean(self, share: Tensor, left_out: Tensor) -> Tensor:
         """Return the sum over rows, each times its share, as one product."""
