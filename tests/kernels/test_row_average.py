@@ -136,3 +136,13 @@ def test_factors_tell_whether_a_row_is_sound(gpu: list[str], spoilt: float) -> N
         assert marks.tolist() == [n == row for n in range(5)]
         assert made.waits
     assert gpu == ["unsound"] * 2
+
+
+def test_rows_that_lie_in_another_order_are_seen_in_any_shape(gpu: list[str]) -> None:
+    """As norms and medians see weights that a step left with channels last."""
+    leaf, gone, _ = drawn(6, 4, 5, 3, 3)
+    lain = leaf.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    late = row_average.without(gone, lain)
+    assert isinstance(late, DeferredTensor)
+    exact = torch.where(gone[:, None], 0.0, leaf.flatten(1))
+    assert torch.equal(late.flatten(1) * 1.0, exact)
