@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from idiolect.engine import block_runner
 from idiolect.kernels import fused_tree_ops, weight_order
 from idiolect.kernels.deferred import DeferredTensor
 
@@ -146,3 +147,13 @@ def test_weights_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     new = weight_order.gradient(parts, 8, half=True).deferred.added(0.5, w)
     assert torch.equal(new, w + 0.5 * total)
     assert torch.equal(weight_order.turned(w, torch.empty(0)), w.permute(0, 2, 3, 4, 1))
+
+
+def test_what_a_round_gives_away_can_be_saved(tmp_path: Path) -> None:
+    """Without the copy, whose memory torch.load refuses."""
+    w = weight_order.as_stepped(torch.randn(3, 8, 6, 3, 3), half=True)
+    given = block_runner._own(w)
+    torch.save(given[1], tmp_path / "w")
+    assert torch.equal(torch.load(tmp_path / "w"), w[1])
+    assert given.untyped_storage().nbytes() == 4 * w.numel()
+    assert block_runner._own(given) is given
