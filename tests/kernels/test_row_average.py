@@ -147,3 +147,13 @@ def test_a_large_factor_times_a_small_one_is_sound(gpu: list[str], scale: float)
     late: Tensor = DeferredTensor(made)
     assert not row_average.unsound([late], finite=True).any()
     assert made.waits and made.make().isfinite().all()
+
+
+def test_rows_that_lie_in_another_order_are_seen_in_any_shape(gpu: list[str]) -> None:
+    """As norms and medians see weights that a step left with channels last."""
+    leaf, gone, _ = drawn(6, 4, 5, 3, 3)
+    lain = leaf.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    late = row_average.without(gone, lain)
+    assert isinstance(late, DeferredTensor)
+    exact = torch.where(gone[:, None], 0.0, leaf.flatten(1))
+    assert torch.equal(late.flatten(1) * 1.0, exact)

@@ -1,6 +1,7 @@
 """Orders in memory of weights against torch's copies."""
 
 from pathlib import Path
+from typing import Any
 
 import emulate
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from idiolect.engine import block_runner
 from idiolect.kernels import fused_tree_ops, weight_order
 from idiolect.kernels.deferred import DeferredTensor
 
@@ -126,3 +128,32 @@ def test_a_gradient_is_put_back_for_whatever_else_reads_it(
     dw = weight_order.gradient(parts, 6, half=True)
     made, _ = vmap(lambda *given: fused_tree_ops.step(1.0, given[:2], given[2:]))(dw, *[exact] * 3)
     torch.testing.assert_close(made, 2 * exact)
+
+
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+def test_weights_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As parts of a longer row do, while kernels read 8 or 16 bytes at a time."""
+    emulate.use(monkeypatch, tmp_path)
+    own = weight_order.launch
+
+    def watched(file: str, name: str, *rest: Any) -> None:
+        assert not any(one.data_ptr() % 16 for one in rest[3] if isinstance(one, Tensor)), name
+        own(file, name, *rest)
+
+    monkeypatch.setattr(weight_order, "launch", watched)
+    w, parts = torch.randn(1 + 2 * 64)[1:].view(2, 8, 8, 1, 1), torch.randn(1, 2, 8, 1, 1, 8)
+    assert w.data_ptr() % 16
+    total = parts[0].permute(0, 1, 4, 2, 3)
+    new = weight_order.gradient(parts, 8, half=True).deferred.added(0.5, w)
+    assert torch.equal(new, w + 0.5 * total)
+    assert torch.equal(weight_order.turned(w, torch.empty(0)), w.permute(0, 2, 3, 4, 1))
+
+
+def test_what_a_round_gives_away_can_be_saved(tmp_path: Path) -> None:
+    """Without the copy, whose memory torch.load refuses."""
+    w = weight_order.as_stepped(torch.randn(3, 8, 6, 3, 3), half=True)
+    given = block_runner._own(w)
+    torch.save(given[1], tmp_path / "w")
+    assert torch.equal(torch.load(tmp_path / "w"), w[1])
+    assert given.untyped_storage().nbytes() == 4 * w.numel()
+    assert block_runner._own(given) is given

@@ -275,11 +275,21 @@ def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...], lend: boo
     try:
         made = mapped(*inputs)
         # On a GPU tensors may wait to be computed; what of is there now.
-        return tree.map(settled if lend else computed, made) if inputs[0].is_cuda else made
+        return tree.map(settled if lend else _own, made) if inputs[0].is_cuda else made
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise _explained(error) from error
+
+
+def _own(leaf: Tensor) -> Tensor:
+    """Return a tensor computed, in memory that holds nothing else.
+
+    Behind stepped weights lies a copy in bfloat16, which torch.save would write and not read again.
+    """
+    leaf = computed(leaf)
+    alone = leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.element_size()
+    return leaf if alone else leaf.clone()
 
 
 def _explained(error: RuntimeError) -> Exception:

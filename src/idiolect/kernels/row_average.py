@@ -38,7 +38,8 @@ class _Without(Deferred):
     def make(self) -> Tensor:
         """Return a copy with zeros in the rows left out."""
         leaf = self.leaf
-        return torch.where(self.rows.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+        made = torch.where(self.rows.reshape(-1, *[1] * (leaf.dim() - 1)), 0.0, leaf)
+        return made.contiguous()  # steps leave some weights in other orders
 
 
 def averages(share: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:

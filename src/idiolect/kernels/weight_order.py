@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from idiolect.kernels.compiled import attempt, launch
+from idiolect.kernels.compiled import aligned, attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor
 
 _THREADS = 256
@@ -54,7 +54,7 @@ def turned(w: Tensor, like: Tensor, rounded: bool = False) -> Tensor:
         return made.copy_(w.permute(0, 2, 3, 4, 1))
     laid = w.permute(0, 1, 3, 4, 2)
     stepped = laid.is_contiguous()
-    given = laid if stepped else w.contiguous()
+    given = aligned(laid if stepped else w)
     if stepped and like.dtype == torch.bfloat16 and (copy := _copy_behind(laid)) is not None:
         given = copy
     constants = {"LAID": int(stepped), "SHORT": _short(given)}
@@ -113,7 +113,7 @@ class _SumByTaps(Deferred):
             return None
 
         def own() -> Tensor:
-            return self._stepped(factor, to.permute(0, 1, 3, 4, 2).contiguous())
+            return self._stepped(factor, aligned(to.permute(0, 1, 3, 4, 2)))
 
         return attempt("steps of weights", own, lambda: None, on=to)
 
