@@ -289,11 +289,10 @@ class _FactoredWeights(Factored):
 
     def largest(self) -> Tensor:
         """Return the products of each example's largest gradient and input; NaN is the largest."""
-        norm = torch.linalg.vector_norm
-        largest: Tensor = norm(self._left, float("inf"), dim=2) * norm(
-            self._right, float("inf"), dim=2
-        )
-        return largest.mT
+        pair = (self._left, self._right)
+        left, right = (torch.linalg.vector_norm(one, float("inf"), dim=2) for one in pair)
+        largest: Tensor = (left * right).mT
+        return largest
 
     def mean(self, share: Tensor, left_out: Tensor) -> Tensor:
         """Return the sum over rows, each times its share, as one product."""
