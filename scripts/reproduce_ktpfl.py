@@ -131,31 +131,32 @@ def _cell(method: dict[str, Any] | None) -> str:
 
 def _letters(kept: Kept) -> list[str]:
     """Table 2's first two columns with 47 classes and with ten letters."""
-    rows = []
-    for label in (*TABLE_2, "Local"):
-        row = [label]
-        for column, clients in enumerate(("20", "100")):
-            names = (f"emnist-{clients}", f"emnist-letters-{clients}")
-            row += [_cell(_of(kept, name, label)) for name in names]
-            row.append(f"{TABLE_2[label][column]:.1f}" if label in TABLE_2 else "–")
-        rows.append(row)
-    header = ["%", "20 clients: 47 classes, 20 rounds", "ten letters, 60 rounds", "paper"]
+    header = ["20 clients: 47 classes, 20 rounds", "ten letters, 60 rounds", "paper"]
     header += ["100 clients: 47 classes, 60 rounds", "ten letters, 60 rounds", "paper"]
-    return table(header, rows)
+    pairs = [(f"emnist-{clients}", f"emnist-letters-{clients}") for clients in ("20", "100")]
+    return _beside_letters(kept, TABLE_2, pairs, header)
 
 
 def _letters_in_small(kept: Kept) -> list[str]:
     """Table 1's EMNIST in small, with 47 classes and with ten letters."""
+    header = ["two classes a client: of 47", "of ten letters", "paper"]
+    header += ["all classes: 47", "ten letters", "paper"]
+    pairs = [(f"{SMALL}emnist-{kind}", f"{SMALL}letters-{kind}") for kind in ("two", "all")]
+    return _beside_letters(kept, TABLE_1, pairs, header)
+
+
+def _beside_letters(
+    kept: Kept, paper: dict[str, tuple[float, ...]], pairs: list[tuple[str, str]], header: list[str]
+) -> list[str]:
+    """Write runs in pairs, each beside the paper's column of EMNIST."""
     rows = []
-    for label in (*TABLE_1, "Local"):
+    for label in (*paper, "Local"):
         row = [label]
-        for column, kind in enumerate(("two", "all")):
-            names = (f"{SMALL}emnist-{kind}", f"{SMALL}letters-{kind}")
+        for column, names in enumerate(pairs):
             row += [_cell(_of(kept, name, label)) for name in names]
-            row.append(f"{TABLE_1[label][column]:.1f}" if label in TABLE_1 else "–")
+            row.append(f"{paper[label][column]:.1f}" if label in paper else "–")
         rows.append(row)
-    header = ["%", "two classes a client: of 47", "of ten letters", "paper"]
-    return table([*header, "all classes: 47", "ten letters", "paper"], rows)
+    return table(["%", *header], rows)
 
 
 def _compared(

@@ -306,9 +306,9 @@ def test_layers_are_seeded_without_asking_every_device(monkeypatch):
     """To seed kinds of devices that are not there takes torch longer than a small round."""
     asked = []
     monkeypatch.setattr(torch.xpu, "manual_seed_all", asked.append)
-    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: asked.append(("cuda", seed)))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: asked.append(("cuda", seed)))
     before = torch.get_rng_state()
-    block_runner._seed_layers(7, torch.device("cuda"))
+    block_runner._seed_layers(7, torch.device("cuda", 1))
     drawn = torch.rand(3)
     assert asked == [("cuda", 7)]
     block_runner._seed_layers(7, torch.device("cpu"))

@@ -334,6 +334,13 @@ FIT = 'local.fit(local.loss, sent.shared, self.local_optimiser(local), "val", ba
 MEAN = 'local.mean(lambda b: local.gradient(local.loss, sent.shared, b), "val")'
 BOTH = "self.fit(local.with_validation(), sent.shared)"
 LOOK = 'local.mean(lambda batch: local.loss(sent.shared, batch), "val")'
+STUMBLE = """seen = []
+        local.mean(lambda batch: seen.append(batch) or local.loss(sent.shared, batch), "train")
+        try:
+            local.mean(lambda batch: 1 / 0, "val")
+        except ZeroDivisionError:
+            pass
+        local.gradient(local.loss, sent.shared, seen[0])"""
 
 
 def greedy(tmp_path, step="pass", deploy="pass", more=""):
@@ -357,6 +364,7 @@ def test_to_look_at_validation_rows_or_to_say_so_is_allowed(tmp_path):
     assert greedy(tmp_path, LOOK, LOOK)["cells"]
     declared = "chooses = property(lambda self: True)"
     assert greedy(tmp_path, FIT, FIT, declared)["cells"]
+    assert greedy(tmp_path, STUMBLE)["cells"]  # what failed is over
 
 
 # What is found.

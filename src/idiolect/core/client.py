@@ -536,10 +536,12 @@ class Local:
     def _outputs(self, stream: str, plan: Plan) -> Iterator[Batch]:
         """Yield the batches whose outputs are taken; what is done with one is known to be that."""
         outer = self._averaged
-        for batch in self._batches(plan, training=False):
-            self._averaged = stream
-            yield batch
-        self._averaged = outer
+        try:
+            for batch in self._batches(plan, training=False):
+                self._averaged = stream
+                yield batch
+        finally:
+            self._averaged = outer
 
     def _batches(self, plan: Plan, training: bool) -> Iterator[Batch]:
         """Yield the batches of a plan; in each step random numbers begin anew."""

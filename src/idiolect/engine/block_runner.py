@@ -268,7 +268,8 @@ def _seed_layers(seed: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
-        getattr(torch, device.type).manual_seed(seed)
+        kind = getattr(torch, device.type)
+        getattr(kind, "manual_seed_all", kind.manual_seed)(seed)  # it may not be the first of them
 
 
 def _explaining(mapped: Callable[..., Tree], inputs: tuple[Tree, ...], lend: bool) -> Tree:
