@@ -189,6 +189,7 @@ def simulation(
     cohort: int | None = None,
     draw: str = "fixed",
     bystanders: str = "rest",
+    unseen: int = 0,
     kind: str = "vectorised",
     width: int | None = 64,
 ) -> Simulation:
@@ -204,6 +205,7 @@ def simulation(
         cohort=cohort,
         draw=draw,
         bystanders=bystanders,
+        unseen=unseen,
         backend=backend,
     )
 

@@ -60,7 +60,7 @@ def test_the_packaged_demo_is_the_one_among_the_experiments(what, name):
         (["seeds=[1,1]"], "seed twice"),
         (["seeds=3"], "seeds is 3, expected a list"),
         (["rounds=0"], "rounds is 0, expected greater than or equal to 1"),
-        (["cohort=0"], "cohort: 0 is no cohort"),
+        (["cohort=0"], "cohort: expected 1 or more clients, or 0 < share < 1, not 0"),
         (["cohort=99"], "cohort is 99, and there are 6 clients"),
         (["round=3"], "unknown key round: 'round'; did you mean 'rounds'"),
         (["data.partition.client=3"], "data.partition.client: 'client'; did you mean 'clients'"),

@@ -4,16 +4,23 @@ import json
 
 import numpy as np
 import pytest
+import small
 import torch
 from typer.testing import CliRunner
 
 import worlds
 from idiolect import fit
 from idiolect.cli import app
+from idiolect.deploy.serve_experiment import served_methods
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Simulation
+from idiolect.engine.sampling import eligible
+from idiolect.errors import CheckpointError, ConfigError, DataError
+from idiolect.experiment.build import build_jobs
 from idiolect.experiment.job import Evaluate, SimulatedJob
+from idiolect.experiment.load import parse_experiment
+from idiolect.experiment.run import run_experiment
 from idiolect.experiment.train import train
 from idiolect.methods import METHODS, Ditto, LocalOnly
 from idiolect.results import statistics
@@ -186,3 +193,51 @@ def test_python_has_both_figures():
     means = found.participation["accuracy"]["personal"]
     assert means["never"] == pytest.approx(found.accuracy[~found.took_part].mean())
     assert found.model(int(np.flatnonzero(~found.took_part)[0])) is not None
+
+
+def test_unseen_clients_take_part_in_no_round_and_end_as_newcomers(float64):
+    """Drawn by the seed from those who could train; the others are everyone in every round."""
+    world = worlds.federation()
+    simulation = worlds.simulation(made("ditto"), world, unseen=2)
+    simulation.advance()
+    strangers = simulation.strangers(0).tolist()
+    assert len(strangers) == 3 and 5 in strangers  # 5 has nothing to train on
+    simulation.advance()
+    assert simulation.strangers(0).tolist() == strangers
+    again = eligible(world.train_data, simulation.runs[0].seed, 2)
+    assert np.setdiff1d(range(6), again).tolist() == strangers
+    assert any(set(eligible(world.train_data, n, 2)) != set(again) for n in range(1, 9))
+    (found,) = simulation.evaluate([world.test_data])
+    (new,) = [as_newcomers(simulation, world, found.exchange_sums)]
+    for metric, values in new.scores["personal"].items():
+        mine = found.scores["personal"][metric][strangers[:2]]
+        np.testing.assert_allclose(mine, values[strangers[:2]], 1e-6, err_msg=metric)
+    alone = worlds.simulation(LocalOnly(batch=3), world, unseen=2)
+    alone.advance()
+    assert alone.strangers(0).tolist() == [5]  # nobody's help is missed
+
+
+def test_a_file_keeps_clients_out_of_all_rounds(tmp_path):
+    def read(*changes):
+        own = ["rounds=1", "unseen=0.4", "cohort=2", *changes]
+        return parse_experiment(small.TOML, own)
+
+    experiment = read()
+    document, _ = run_experiment(experiment, tmp_path / "run", only=["FedAvg"])
+    (alone, job, _), _ = build_jobs(experiment)
+    clients = job.federations[0].clients
+    assert job.unseen == round(0.4 * clients) > 0
+    assert job.plan(2).clients == clients - job.unseen and alone.plan(2).clients == clients
+    for seed in document["methods"]["FedAvg"]["seeds"]:
+        assert seed["participation"]["clients"]["never"] >= job.unseen
+    with pytest.raises(CheckpointError, match="unseen"):
+        run_experiment(read("unseen=1", "rounds=2"), tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match="so nobody would train; lower it"):
+        run_experiment(read(f"unseen={clients}"), tmp_path / "all")
+    with pytest.raises(ConfigError, match=f"unseen is {clients + 1}, and there are"):
+        run_experiment(read(f"unseen={clients + 1}"), tmp_path / "more")
+    text = small.TOML.replace('name = "fedavg"', 'name = "centralised"')
+    with pytest.raises(ConfigError, match="trains on the rows of all clients"):
+        run_experiment(parse_experiment(text, ["unseen=1"]), tmp_path / "pooled")
+    with pytest.raises(ConfigError, match="unseen is for simulations"):
+        served_methods(experiment)

@@ -264,6 +264,8 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
         raise ConfigError("data.common_test is for simulations; nodes are scored on their own rows")
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
+    if experiment.unseen:
+        raise ConfigError("unseen is for simulations; a site that stays away is met as a newcomer")
     for table in experiment.methods:
         if table.refit and not has(made_method(table), Refit):
             raise ConfigError(

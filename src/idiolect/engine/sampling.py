@@ -11,15 +11,24 @@ import numpy as np
 from idiolect.data.federation import TrainData
 from idiolect.errors import DataError
 
-_COHORT, _WATCHED = 7, 19  # keep these draws apart from other uses of the same seed
+_COHORT, _WATCHED, _UNSEEN = 7, 19, 23  # keep these draws apart from other uses of the same seed
 
 
-def eligible(train_data: TrainData) -> np.ndarray:
-    """Return the clients that have something to train on: the others cannot change anything."""
+def eligible(train_data: TrainData, seed: int = 0, unseen: int = 0) -> np.ndarray:
+    """Return who may take part: clients that have something to train on, but for the `unseen`.
+
+    So many of them are drawn and kept out of all rounds.
+    """
     able = np.array([n for n, rows in enumerate(train_data.train) if len(rows)])
     if not len(able):
         raise DataError("no client has a training example; check the partition and the split")
-    return able
+    if unseen >= len(able):
+        raise DataError(
+            f"unseen is {unseen} clients, and {len(able)} have a training example, so nobody would "
+            "train; lower it"
+        )
+    drawn = np.random.default_rng((seed, _UNSEEN)).choice(able, unseen, replace=False)
+    return np.setdiff1d(able, drawn)
 
 
 def cohort(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:

@@ -47,6 +47,7 @@ class SimulationState:
         cohort: int | None = None,
         draw: str = "fixed",
         bystanders: str = "rest",
+        unseen: int = 0,
         backend: Backend | None = None,
         newcomers: bool = False,
         state_folder: Path | None = None,
@@ -55,12 +56,13 @@ class SimulationState:
         """`draw` says how a cohort is drawn, by its name in `sampling.DRAWS`.
 
         `bystanders`, clients outside the cohort, rest, or train as well without being heard.
+        `unseen` clients take part in no round; a method that needs no server trains them too.
         Of `newcomers`, who come to an existing state, only its form is made. `state_folder` is for
         personal state on disk; without one it is deleted with the simulation. `rounds` are those
         that are planned, by which a GPU's work is cut into more blocks or fewer; None: many.
         """
         if method.alone:
-            cohort, draw = None, "fixed"
+            cohort, draw, unseen = None, "fixed", 0
         if bystanders == "train" and has(method, ArchitectureState):
             raise ConfigError(
                 f"bystanders = 'train' does not go with {method.title}, whose groups hear all who "
@@ -108,7 +110,8 @@ class SimulationState:
                 self._job.sums = summable(method, self.states[0])
         # Training that leaves no trace need not be done.
         self._all_train = bystanders == "train" and self._personal
-        able = [sampling.eligible(own) for own in trained]
+        seeds = [run.seed for run in runs]
+        able = [sampling.eligible(*own, unseen) for own in zip(trained, seeds, strict=True)]
         self._able = [len(own) for own in able]
         # Whose training was used in some round; None: not known, so all who were called.
         self._took_part: np.ndarray | None = np.zeros((len(runs), self._clients), bool)

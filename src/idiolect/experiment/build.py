@@ -255,6 +255,7 @@ def build_job(
         cohort=cohort_size(experiment.cohort, own[0].clients),
         draw=experiment.draw,
         bystanders=experiment.bystanders,
+        unseen=cohort_size(experiment.unseen, own[0].clients, "unseen") or 0,
         backend=build_backend(experiment),
         evaluate=Evaluate(**experiment.evaluate.of_job()),
         checkpoint_every=experiment.backend.checkpoint_every,
@@ -384,12 +385,12 @@ def data_seeds(experiment: Experiment) -> tuple[int, ...]:
     return experiment.seeds if fixed is None else (fixed,) * len(experiment.seeds)
 
 
-def cohort_size(cohort: int | float | None, clients: int) -> int | None:
-    """Return how many clients a round has; None for all."""
+def cohort_size(cohort: int | float | None, clients: int, key: str = "cohort") -> int | None:
+    """Return how many clients a round has; None for all. So for other keys that count clients."""
     if isinstance(cohort, float):
         return max(1, round(cohort * clients))
     if cohort is not None and cohort > clients:
-        raise ConfigError(f"cohort is {cohort}, and there are {clients} clients; lower it")
+        raise ConfigError(f"{key} is {cohort}, and there are {clients} clients; lower it")
     return cohort
 
 

@@ -46,6 +46,11 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
                 f"bystanders = 'train' does not go with {job.label}, whose groups hear all who "
                 "train; leave it at 'rest'"
             )
+        if job.unseen and job.method.pooled:
+            raise ConfigError(
+                f"unseen does not go with {job.label}, which trains on the rows of all clients; "
+                "leave one of the two out"
+            )
         if job.backend.device == "mps" and has(job.method, Privacy):
             raise ConfigError(
                 f"{job.label}: noise of aggregate = 'dp' needs double precision, which device "

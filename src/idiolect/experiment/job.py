@@ -135,6 +135,7 @@ class Job(ABC):
     cohort: int | None = None  # clients a round; None: all
     draw: str = "fixed"  # how a cohort is drawn
     bystanders: str = "rest"  # what clients outside the cohort do
+    unseen: int = 0  # clients that take part in no round
     backend: Backend = field(default_factory=Backend)
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint_every: int = 0  # rounds; 0: every few seconds
@@ -155,6 +156,7 @@ class Job(ABC):
     def plan(self, rounds: int) -> RunPlan:
         """Return who takes part in how many rounds; of several seeds the one with fewest able."""
         able = min(sum(size > 0 for size in members.train) for members in self.members)
+        able -= 0 if self.method.alone else self.unseen
         return RunPlan(rounds, able, self.cohort, self.draw, self.releases, self.federated)
 
     @property
@@ -250,6 +252,7 @@ class SimulatedJob(Job):
             "cohort": self.cohort,
             **({} if self.draw == "fixed" else {"draw": self.draw}),
             **({} if self.bystanders == "rest" else {"bystanders": self.bystanders}),
+            **({"unseen": self.unseen} if self.unseen else {}),
             **self.described,
             "evaluate": {
                 "every": self.evaluate.every,
@@ -347,6 +350,7 @@ class SimulatedJob(Job):
             cohort=self.cohort,
             draw=self.draw,
             bystanders=self.bystanders,
+            unseen=self.unseen,
             backend=self.backend,
             state_folder=personal,
             rounds=self.rounds,

@@ -407,6 +407,7 @@ class Experiment(BaseModel):
     cohort: int | float | None = None  # clients a round: how many, or a share; absent: everyone
     draw: Literal["fixed", "poisson"] = "fixed"  # as many every round, or each by its own coin
     bystanders: Literal["rest", "train"] = "rest"  # outside the cohort; who trains is not heard
+    unseen: int | float | None = None  # clients kept out of all rounds: how many, or a share
     data: Data = Data()
     model: ModelTable = ModelTable(name="dnn")
     adapter: Named | None = None  # what of the network is trained; absent: all of it
@@ -427,12 +428,12 @@ class Experiment(BaseModel):
         """What is noteworthy about how the file was read."""
         return self._notes
 
-    @field_validator("cohort")
+    @field_validator("cohort", "unseen")
     @classmethod
-    def _some(cls, cohort: int | float | None) -> int | float | None:
-        if cohort is None or (isinstance(cohort, int) and cohort >= 1) or 0 < cohort < 1:
-            return cohort
-        raise ValueError(f"{cohort!r} is no cohort; expected 1 or more clients, or 0 < share < 1")
+    def _some(cls, some: int | float | None) -> int | float | None:
+        if some is None or (isinstance(some, int) and some >= 1) or 0 < some < 1:
+            return some
+        raise ValueError(f"expected 1 or more clients, or 0 < share < 1, not {some!r}")
 
     @field_validator("seeds")
     @classmethod

@@ -349,6 +349,7 @@ def _experiment(packages: Collection[str]) -> Rule:
         cohort=_number,
         draw=_word,
         bystanders=_word,
+        unseen=_number,
         data=data,
         model=_named(
             network,
