@@ -1,7 +1,7 @@
 """Time the referee's suite for one method, problem by problem.
 
     python benchmarks/referee.py fedavg-ft --size whole --seconds 240 --json OUT.json
-    python benchmarks/referee.py fedavg-ft --size whole --reckon --fully heart --json OUT.json
+    python benchmarks/referee.py fedavg-ft --size whole --reckon --seconds 100 --json OUT.json
     python benchmarks/referee.py --table OUT.json     # for docs/referee.md
 
 Small problems come first, and problems whose twin is like them last, so that a run that is cut says
@@ -10,18 +10,19 @@ training of five seeds, scoring. Reading the files is apart. What was trained is
 (`line`).
 
 `--reckon` measures less: of each problem two short trainings, with all its clients, rows and seeds,
-and reckons the problem from them. The first compiles and chooses kernels, which is done once a
-problem: what it takes longer than the second is counted once. The second tells what every training
-takes: its first two rounds, the pace of the next ones, a scoring during training and the end, which
-is the scoring of the last round. There are four trials and, since each seed takes what is best for
-it, one final training for each setting that was chosen: as many as this method had on the small
-problem of the same name. Of a problem whose twin was measured the second training alone is done,
-with what is left to choose in it; one that was not reached is reckoned from its twin, and marked.
+and reckons the problem from them. The first is two rounds alone: what it takes longer than the two
+of the second, compiling and choosing kernels, is done once a problem. The second tells what every
+training takes: its first two rounds, the pace of the next ones and the end, which is the scoring of
+the last round; a scoring along the way is taken to be as long. There are four trials and, since
+each seed takes what is best for it, one final training for each setting that was chosen: as many as
+this method had on the small problem of the same name. A problem that was not reached in the seconds
+given is reckoned from its twin, and marked.
 It is a reckoning, and no measurement of the suite. Problems that are named with `--fully` are
 trained to their end, and their seconds measured.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import json
@@ -30,7 +31,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -49,10 +49,9 @@ from idiolect.experiment.referee.suite import (
 )
 from idiolect.experiment.train import train
 from idiolect.experiment.tune import proposals, search_space, with_settings
-from idiolect.kernels import autotune
 
-# Rounds of the trainings that are reckoned from: two to record, scored every three.
-COLD, WARM, EVERY = 3, 6, 3
+COLD, WARM = 2, 5  # rounds of the trainings that are reckoned from: two to record
+LIMIT = 600  # seconds that the suite may take one method
 USUAL = 2  # settings that five seeds choose, where the small suite does not say
 TWINS = {
     "persfl-ds3": "persfl-ds1",
@@ -94,52 +93,37 @@ class Clock(Silent):
 
 
 class Pace(Silent):
-    """Notes when each round, with its scoring, was over."""
+    """Notes when each round was over, and ends after so many."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.at: list[float] = []
+        self._most = most
 
     def tick(self, tick: Tick) -> None:
         """Take the time."""
         self.at.append(time.perf_counter())
+        if len(self.at) == self._most:
+            raise OutOfTime
 
 
-def short_training(job: Job, rounds: int) -> dict[str, float]:
-    """Train for a few rounds, scored as the suite's trainings are; return what the parts took."""
-    evaluate = dataclasses.replace(job.evaluate, every=EVERY, detail=False)
-    short = dataclasses.replace(job, evaluate=evaluate, rounds=rounds)
-    watch, choose, chosen = Pace(), autotune.choose, list[float]()
-
-    def timed(*given: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return choose(*given)
-        finally:
-            chosen.append(time.perf_counter() - start)
-
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(autotune, "choose", timed):
+def short_training(job: Job, most: int = 0) -> dict[str, float]:
+    """Train for a few rounds, and score; or for at most so many, unscored. Say what that took."""
+    evaluate = dataclasses.replace(job.evaluate, every=WARM, detail=False)
+    short = dataclasses.replace(job, evaluate=evaluate, rounds=WARM)
+    watch, began = Pace(most), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OutOfTime):
         train(short, Path(folder), watch=watch)
     ended = time.perf_counter()
     took = [after - before for before, after in zip([began, *watch.at], watch.at, strict=False)]
-    plain = [own for number, own in enumerate(took, 1) if number > 2 and number % EVERY]
-    pace = sum(plain) / len(plain) if plain else 0.0
-    return {
-        "choosing": sum(chosen),
-        "first": sum(took[:2]),  # making the simulation too
-        "pace": pace,
-        "scoring": max(took[EVERY - 1] - pace, 0.0),
-        "end": ended - watch.at[-2] - pace,  # the last round is scored once, for its curve too
-        "seconds": ended - began,
-    }
+    own = {"first": sum(took[:COLD])}  # making the simulation too
+    if most:
+        return own
+    pace = sum(took[COLD:-1]) / len(took[COLD:-1])
+    return {**own, "pace": pace, "end": ended - watch.at[-2] - pace}
 
 
 def measured(
-    problem: SuiteProblem,
-    who: Contestant,
-    device: str | None,
-    datasets: dict[str, Dataset],
-    twice: bool,
+    problem: SuiteProblem, who: Contestant, device: str | None, datasets: dict[str, Dataset]
 ) -> dict[str, float]:
     """Train two of a problem's settings for a few rounds; return what every training takes."""
     began = time.perf_counter()
@@ -151,16 +135,9 @@ def measured(
     jobs = [build_job(experiment, with_settings(method, s), held, experiment.seeds) for s in tried]
     built = time.perf_counter() - began
     # Blocks are cut by the rounds that are planned; the suite's trainings are all short, as these.
-    cold = short_training(jobs[0], COLD) if twice else None
-    warm = short_training(jobs[-1], WARM)
-    usual = warm["first"] + (COLD - 2) * warm["pace"] + warm["end"]
-    return {
-        **warm,
-        "building": built,
-        "choosing": (cold or warm)["choosing"],
-        "once": built + (max(cold["seconds"] - usual, 0.0) if cold else 0.0),
-        "seconds": time.perf_counter() - began,
-    }
+    cold, warm = short_training(jobs[0], COLD), short_training(jobs[-1])
+    once = built + max(cold["first"] - warm["first"], 0.0)
+    return {**warm, "building": built, "once": once, "seconds": time.perf_counter() - began}
 
 
 def reckoned(problem: SuiteProblem, took: Mapping[str, float], choices: int) -> dict[str, float]:
@@ -169,11 +146,10 @@ def reckoned(problem: SuiteProblem, took: Mapping[str, float], choices: int) -> 
     tried = problem.raw["tune"].get("rounds", rounds)
 
     def training(count: int, scorings: int) -> float:
-        begin = took["first"] + took["end"]  # of which the last round is a part
-        return begin + (count - 2) * took["pace"] + scorings * took["scoring"]
+        return took["first"] + (count - 2) * took["pace"] + scorings * took["end"]
 
-    trials = problem.budget * training(tried, 0)
-    final = training(rounds, -(-rounds // every) - 1)  # the last one is the end
+    trials = problem.budget * training(tried, 1)
+    final = training(rounds, -(-rounds // every))  # of which the last one is the end
     whole = took["once"] + trials + choices * final
     return {"trials": trials, "final": final, "choices": choices, "whole": whole}
 
@@ -205,7 +181,7 @@ def reckon(args: argparse.Namespace) -> None:
                 found.setdefault("as their twins", []).append(name)
                 own = {**twin, "seconds": 0.0, **reckoned(problem, twin, choices)}
             else:
-                took = measured(problem, who, args.device, datasets, twin is None)
+                took = measured(problem, who, args.device, datasets)
                 known[name] = took
                 own = {**took, **reckoned(problem, took, choices)}
         except OutOfTime:
@@ -265,28 +241,28 @@ def fully(
 
 
 def reckoned_table(found: dict[str, Any]) -> str:
-    """Lay out a reckoning, problem by problem."""
+    """Lay out a reckoning, problem by problem, and tell the sum."""
     rows = [
-        f"| {found['method']}, seconds | once | first two rounds | a round | scoring "
-        "| the last | four trials | a final training | times | **reckoned** |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| {found['method']}, seconds | once | first two rounds | a round | a scoring "
+        "| four trials | a final training | times | **reckoned** |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in found["reckoned"].items():
         if "once" not in own:
-            rows.append(f"| `{name}`, measured {'| ' * 8}| {own['whole']:.0f} |")
+            rows.append(f"| `{name}`, measured {'| ' * 7}| {own['whole']:.0f} |")
             continue
         parts = [f"{own['once']:.1f}", f"{own['first']:.1f}", f"{own['pace']:.3f}"]
-        parts += [f"{own['scoring']:.2f}", f"{own['end']:.2f}"]
-        parts += [f"{own['trials']:.0f}", f"{own['final']:.0f}", f"{own['choices']:g}"]
-        rows.append(f"| `{name}` | {' | '.join(parts)} | {own['whole']:.0f} |")
+        parts += [f"{own['end']:.2f}", f"{own['trials']:.0f}", f"{own['final']:.0f}"]
+        rows.append(f"| `{name}` | {' | '.join(parts)} | {own['choices']:g} | {own['whole']:.0f} |")
     total = sum(own["whole"] for own in found["reckoned"].values())
     spent = sum(own["seconds"] for own in found["reckoned"].values())
-    rows.append(f"| {len(found['reckoned'])} problems | | | | | | | | | **{total:.0f}** |")
-    rows += ["", f"From {spent:.0f} s of training; reading the files took {found['reading']} s."]
-    missing = [*found.get("not measured", []), *found.get("failed", {})]
     alike = found.get("as their twins", [])
-    rows += [f"Not measured, but taken to be as their twins: {', '.join(alike)}."] if alike else []
-    return "\n".join([*rows, *([f"Without {', '.join(missing)}."] if missing else [])])
+    missing = [*found.get("not measured", []), *found.get("failed", {})]
+    count = len(found["reckoned"])
+    words = [f"{total:.0f} s for {count} problems, of {LIMIT}; reckoned from {spent:.0f} s"]
+    words += [f"as their twins: {', '.join(alike)}"] if alike else []
+    words += [f"without {', '.join(missing)}"] if missing else []
+    return "\n".join([*rows, "", f"{'; '.join(words)}; reading took {found['reading']} s."])
 
 
 def table(found: dict[str, Any]) -> str:
