@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|papers|field|referee [SECONDS]
+# All that is measured on a GPU, in the order of its worth: bash scripts/gpu_session.sh sane|bench|more|check|experiments|rest|papers|choice|field|referee [SECONDS]
 # IDIOLECT_DATA names the datasets, IDIOLECT_RUNS where runs go (/tmp/runs), OUT where figures go.
 # `bench` and `more` want the GPU alone; the others may share it (MPS=1: see the warning in gpu_queue.sh).
 set -uo pipefail
@@ -41,10 +41,24 @@ rest() {  # SECONDS
 papers() {  # SECONDS [MORE]: what the papers' pages lack; archives for `run_papers.py keep` in $OUT
   python3 scripts/run_papers.py "$1" "$OUT" --gpu 2 --cpu 14 --pace 1.2 "${@:2}"
 }
-field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
-  python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-6}" --precision "${3:-fp32}" "${@:4}"
+choice() {  # validation accuracy, mean of rounds 6 to 10, of the settings that pFedKDH's text leaves open; CIFAR-10
+  python3 -m idiolect run experiments/field/pfedkdh-open.toml --device cuda --set data.source=cifar10 --set training.epochs=3 \
+    --set backend.width=0 --set backend.kernels=first --out /tmp/choice >"$OUT/choice.log" 2>&1
+  cp /tmp/choice/result.json /tmp/choice/metrics.parquet "$OUT"
+  python3 - "$OUT/choice.log" <<'END'
+import re, sys
+found = {}
+for label, number, score in re.findall(r"(Fed[^:]*): round (\d+)/10.*?accuracy ([\d.]+)%", open(sys.argv[1]).read()):
+    found.setdefault(label, {})[int(number)] = float(score)
+for label, own in found.items():
+    print(f"{label}: {sum(own[n] for n in range(6, 11)) / 5:.2f}")
+END
 }
-referee() {  # SECONDS [MORE]: the whole suite for one method; wants the GPU alone
+field() {  # SECONDS [WORKERS [PRECISION [MORE]]]: the outside tables; figures in $OUT/tables.json
+  python3 scripts/run_field.py "$1" "$OUT" --workers "${2:-2}" --precision "${3:-tf32}" "${@:4}"
+  python3 scripts/run_field.py costs "$OUT"
+}
+referee() {  # SECONDS [MORE]: the whole suite for one method, or with --reckon what it would take; wants the GPU alone
   python3 benchmarks/referee.py fedavg-ft --size whole --device cuda --seconds "$1" --json "$OUT/referee-whole.json" "${@:2}"
 }
 "$@"

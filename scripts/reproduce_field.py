@@ -1,7 +1,8 @@
 """The outside tables: keep what was measured, and fill docs/reproduction/field.md with it.
 
-    python scripts/reproduce_field.py keep OUT   # of run_field.py, or a folder of run folders
-    python scripts/reproduce_field.py page       # results/ -> tables of the page
+    python scripts/reproduce_field.py keep OUT        # of run_field.py, or a folder of run folders
+    python scripts/reproduce_field.py choice RUN ...  # of experiments/field/pfedkdh-open.toml
+    python scripts/reproduce_field.py page            # results/ -> tables of the page
 
 `keep` also takes the folder of `idiolect compare experiments/field/survive-fmnist.toml`. Of a
 method that is kept already, the figures of more rounds stay.
@@ -15,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from reproduction import RESULTS, fill, table
+from reproduction import RESULTS, curves, fill, table
 
 from idiolect.experiment.repro.index import BEST_TEST_ROUND, Cell, items
 
@@ -28,18 +29,15 @@ KDH_ROUNDS = 50
 LEAST = 10  # rounds: a line that was cut before is not kept
 MILESTONES = (30, 100, 300, 1000)  # rounds by which the best test round so far is kept
 TABLES = {"pfllib": "pfllib-fmnist", "fedala": "fedala-cifar10", "pfedkdh": "pfedkdh"}
-OPEN = "pfedkdh-open"  # pFedKDH's runs again, with settings that its text leaves open
+PLAIN = "pfedkdh-plain"  # pFedKDH's runs without momentum, each method with its own weights
+CHOICE = "pfedkdh-choice"  # validation accuracy of settings that pFedKDH's text leaves open
+CHOSEN_BY = range(6, 11)  # rounds
 SURVIVE = "pfllib-survive-digits"
-
-
-def plain(name: str) -> str:
-    """Return the run, or table, that one with open settings is to be compared with."""
-    return name.replace(OPEN, "pfedkdh")
 
 
 def key_of(name: str) -> str:
     """Return the file of results/ that a run, or a table, belongs to."""
-    return max((key for key in (*TABLES, OPEN) if name.startswith(key)), key=len, default="")
+    return max((key for key in (*TABLES, PLAIN) if name.startswith(key)), key=len, default="")
 
 
 def summary(own: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +81,7 @@ def keep(args: argparse.Namespace) -> None:
             "versions": content["versions"],
             "methods": {label: summary(own) for label, own in content["methods"].items()},
         }
-    for key in (*TABLES, OPEN):
+    for key in (*TABLES, PLAIN):
         own = {run: held for run, held in found.items() if key_of(run) == key}
         for one in (one for held in own.values() for one in held["methods"].values()):
             one.pop("paces", None)
@@ -93,6 +91,22 @@ def keep(args: argparse.Namespace) -> None:
             for run, held in own.items():
                 held["methods"] = joined(kept.get(run, {}).get("methods", {}), held["methods"])
             path.write_text(json.dumps({**kept, **own}, sort_keys=True) + "\n")
+
+
+def keep_choice(args: argparse.Namespace) -> None:
+    """Keep validation curves of settings that a text leaves open, by data set; no test score."""
+    path = FIGURES / f"{CHOICE}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    for folder in args.runs:
+        content = json.loads((folder / "result.json").read_text())
+        found = curves(folder / "metrics.parquet", "val")
+        kept[content["data"]["source"]] = {
+            "federation": content["data"]["federations"][0],
+            "seeds": content["seeds"],
+            "versions": content["versions"],
+            "methods": {label: list(own["global"].values()) for label, own in found.items()},
+        }
+    path.write_text(json.dumps(kept, sort_keys=True) + "\n")
 
 
 def joined(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -312,39 +326,58 @@ def columns_of(key: str) -> list[str]:
     return [*table(["ours / paper, %", *columns], rows), "", " ".join(words), *made]
 
 
-def opened() -> list[str]:
-    """Lay out pFedKDH's table with momentum and clients alike, which its text leaves open."""
-    cells = {(cell.label, cell.run): cell for cell in items()["pfedkdh"][1].cells}
-    held = {**figures("pfedkdh"), **figures(OPEN)}
-    runs = [run for run in dict.fromkeys(run for _, run in cells) if run in held]
-    known = {label for run in held if key_of(run) == OPEN for label in held[run]["methods"]}
-    if not known:
+def choice() -> list[str]:
+    """Lay out the validation accuracy by which the settings that a text leaves open were chosen."""
+    held = figures(CHOICE)
+    rows: dict[str, list[float]] = {}
+    for own in held.values():
+        for label, line in own["methods"].items():
+            rows.setdefault(label, []).append(mean(line[n - 1] for n in CHOSEN_BY))
+    if not rows:
         return [_within(0, 0)]
+    best = max(rows, key=lambda label: mean(rows[label]))
+    lines = []
+    for label, own in sorted(rows.items()):
+        setting = label.removeprefix("FedAvg, ").replace("FedAvg", "neither")
+        told = f"{shown([mean(own)])}{', chosen' if label == best else ''}"
+        lines.append([setting, *(shown([one]) for one in own), told])
+    return table(["validation accuracy, %", *held, "mean"], lines)
+
+
+def plainly() -> list[str]:
+    """Lay out pFedKDH's runs without momentum beside how many cells are near with it."""
+    cells = {(cell.label, cell.run): cell for cell in items()["pfedkdh"][1].cells}
+    chosen, held = figures("pfedkdh"), figures(PLAIN)
+    runs = [run for run in dict.fromkeys(run for _, run in cells) if plain_run(run) in held]
+    if not runs:
+        return [_within(0, 0)]
+    known = dict.fromkeys(label for run in runs for label in held[plain_run(run)]["methods"])
     printed = list(dict.fromkeys(label for label, _ in cells))
-    rows, once = [], [0, 0, 0]
+    rows, sums = [], [0, 0, 0]
     for label in sorted(known, key=lambda one: (printed.index(method_of(one)), one)):
-        row, near = [label], [0, 0, 0]  # plain, with both, of how many that have both figures
+        row, near = [label], [0, 0, 0]  # plain, chosen, of how many that have both figures
         for run in runs:
             cell = replace(cells[method_of(label), run], label=label)
-            pair = [
-                scores(held, replace(cell, run=own), cell.model) or []
-                for own in (run, run.replace("pfedkdh", OPEN))
-            ]
-            row.append(f"{'; '.join(map(shown, pair))} / {cell.paper:.2f}")
-            if all(pair):
-                within = [100 * mean(own) >= cell.paper - 1 for own in pair]
+            own = scores(held, replace(cell, run=plain_run(run)), cell.model)
+            row.append(shown(own))
+            pair = [one for one in (own, scores(chosen, cell, cell.model)) if one]
+            if len(pair) == 2:
+                within = [100 * mean(one) >= cell.paper - 1 for one in pair]
                 near = [n + more for n, more in zip(near, (*within, 1), strict=True)]
         rows.append([*row, "{}; {} of {}".format(*near) if near[2] else "-"])
-        if label == method_of(label) or method_of(label) not in known:
-            once = [n + more for n, more in zip(once, near, strict=True)]
+        sums = [n + more for n, more in zip(sums, near, strict=True)]
     columns = [run.removeprefix("pfedkdh-").replace("-", ", alpha ") for run in runs]
-    heads = ["plain; with both / paper, %", *columns, "within one point or above"]
+    heads = ["without momentum, %", *columns, "near; as chosen"]
     words = (
-        f"Each method once, {once[0]} of these {once[2]} cells are within one point of the table "
-        f"or above as the first table has them, {once[1]} with both."
+        f"Of these {sums[2]} cells that have both figures {sums[0]} are within one point of the "
+        f"table or above without momentum, {sums[1]} as chosen."
     )
-    made = _made(held, next(run for run in held if key_of(run) == OPEN))
-    return [*table(heads, rows), "", words, *made]
+    return [*table(heads, rows), "", words, *_made(held, plain_run(runs[0]))]
+
+
+def plain_run(run: str) -> str:
+    """Return the run without momentum that one of pFedKDH's is to be compared with."""
+    return run.replace("pfedkdh", PLAIN)
 
 
 def method_of(label: str) -> str:
@@ -450,7 +483,8 @@ def page(_: argparse.Namespace) -> None:
     }
     parts["fedala"] = rows_of("fedala-cifar10", "fedala", "", "fedala-cifar10")
     parts["pfedkdh"] = columns_of("pfedkdh")
-    parts["pfedkdh open"] = opened()
+    parts["pfedkdh choice"] = choice()
+    parts["pfedkdh plain"] = plainly()
     parts["together"] = together()
     parts["wins"] = wins()
     parts["survivors"] = survivors()
@@ -461,9 +495,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     commands.add_parser("keep").add_argument("out", type=Path)
+    commands.add_parser("choice").add_argument("runs", nargs="+", type=Path)
     commands.add_parser("page")
     args = parser.parse_args()
-    {"keep": keep, "page": page}[args.what](args)
+    {"keep": keep, "choice": keep_choice, "page": page}[args.what](args)
 
 
 if __name__ == "__main__":

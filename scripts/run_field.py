@@ -1,6 +1,6 @@
 """Train the outside tables within a time; `reproduce_field.py keep OUT` then takes the figures.
 
-    python scripts/run_field.py SECONDS OUT [--workers 3] [--precision tf32] [--only WORD]
+    python scripts/run_field.py SECONDS OUT [--workers 2] [--precision tf32] [--only WORD]
         [--rounds N] [--set KEY=VALUE]
     python scripts/run_field.py plan             # what would be trained, in order
     python scripts/run_field.py costs OUT        # where the seconds of such a run went
@@ -9,18 +9,18 @@ A line is one method of one table, on all of the table's splits at once: the spl
 simulation, as seeds are, each with its own server, so a line's first seconds (choosing kernels,
 recording the round) are spent once for all of its cells.
 
-What the seconds buy: cells. Lines come in the order of the seconds that each of their cells is
-reckoned to take, of which results/ has no figure as yet, or one more than a point below the table;
-lines that have all their cells come last, those that results/ has with all their rounds not at all.
-A line ends when each of its splits has the table's figure, or is flat: its best test round has not
-risen by 0.1 point in the second half of the rounds. Otherwise it ends with its share of the time.
+experiments/field/gpu.txt lists the lines, what gives most cells for a second first, with the rounds
+of each. A line ends earlier when each of its splits has the table's figure, or is flat: its best
+test round has not risen by 0.1 point in the second half of the rounds. At the end of the time all
+are cut; one of a table of the last round, which cannot have all its rounds any more, is left out.
 Both rules look at test data. By the tables' own scoring, which is the best test round, that can
 only lower our figure, since more rounds can only raise a maximum; our last-round figure is then of
 a round that was not fixed beforehand. The file records how each line ended.
 
 Scoring takes at most a tenth of the time where it can: the more it costs, the fewer rounds are
-scored. Nothing is resumed, as a machine may be bare next time: what counts is OUT/tables.json,
-which is written anew all the time with the curves up to then.
+scored. OUT/tables.json is written anew all the time with the curves up to then. Called again on the
+same machine it goes on with the lines that have not ended, each from its first round; on a bare one
+with those that results/ does not have with as many rounds.
 """
 
 import argparse
@@ -39,19 +39,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from reproduce_field import (
-    LEAST,
-    MILESTONES,
-    OPEN,
-    TABLES,
-    figures,
-    key_of,
-    method_of,
-    plain,
-    scores,
-)
+from reproduce_field import MILESTONES, TABLES, figures, key_of, method_of
 
 from idiolect.data import Dataset, load
+from idiolect.data.sources import cache_root
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.outcome import BASELINE
 from idiolect.engine.rounds import Simulation
@@ -63,12 +54,8 @@ from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import planned_work
 from idiolect.results.document import versions
 
-# One global network needs many rounds; so does FedDBE, which adds a vector to it.
-LONG = ("FedAvg", "FedDBE", "FedProx")
-PERSONAL = (
-    *("FedRep", "FedPer", "FedALA", "FedRoD", "FedProto", "Local", "FedAMP", "FedCP", "GPFL"),
-    *("Ditto", "FedBABU", "APFL", "Per-FedAvg", "pFedMe"),
-)
+# One global network needs many rounds to be flat.
+LONG = ("FedAvg", "FedProx")
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
 ALPHAS = ("0.05", "0.1", "0.5")
@@ -83,20 +70,15 @@ SPLITS = {
     "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
     "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
 }
-SPLITS |= {
-    table.replace(FINAL, OPEN): tuple(run.replace(FINAL, OPEN) for run in runs)
-    for table, runs in SPLITS.items()
-    if FINAL in table
-}
-# What its text leaves open, and the methods that are not trained so: with clients alike the second
-# FedAvg is the first, and pFedMe's steps are of an inner problem.
-OPEN_SETTINGS = ("training.momentum=0.9", "training.uniform=true")
-LEFT_OUT = ("FedAvg, clients alike", "FedProto, rounds before count", "pFedMe")
+LINES = Path(__file__).resolve().parent.parent / "experiments" / "field" / "gpu.txt"
 # What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
 # has an H200 for itself (TF32), and how many of them a round of others takes.
-PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.18, "pfedkdh-cifar10": 0.21}
-PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedALA": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.5,
-          "APFL": 3.1, "Per-FedAvg": 1.3, "pFedMe": 7.0, "FedFomo": 1.2, "FedAMP": 2.0}  # fmt: skip
+PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.4}
+PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.0, "APFL": 3.1,
+          "FedBABU": 0.7, "Per-FedAvg": 1.3, "pFedMe": 5.0, "FedFomo": 1.2, "FedAMP": 2.0,
+          "FedDBE, no pull": 1.2}  # fmt: skip
+FIRST = 8.0  # seconds of a line's first two rounds and its scorings
+SLOWED = 0.5  # by which part each further process slows the others down
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
 EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
 SCORING = 0.1  # share of the time that scoring may take
@@ -105,19 +87,15 @@ MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
 ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
 STARTS = 3  # processes in place of each one that broke
-# Seconds of a line's first two rounds and its scorings, before any were measured; each further
-# process slows the others down by so much, as it works while they choose and record.
-FIRST, SLOWED = 10.0, 0.6
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method of one table: at most so many rounds, and time for so many as are wanted."""
+    """One method of one table, for so many rounds at most."""
 
     table: str
     label: str
     rounds: int
-    wanted: int
 
     @property
     def name(self) -> str:
@@ -127,55 +105,26 @@ class Line:
     def runs(self) -> tuple[str, ...]:
         return SPLITS.get(self.table, (self.table,))
 
-
-def plan(only: Sequence[str] = (), known: bool = True) -> list[Line]:
-    """List everything, or the lines whose names hold one of the words, what is worth most first."""
-    lines = [Line("pfllib-fmnist", label, 200, 60) for label in PERSONAL]
-    lines += [Line("pfllib-fmnist-fomo", "FedFomo", 200, 60)]
-    lines += [Line("pfllib-fmnist", label, 2000, 400) for label in LONG]
-    lines += table_lines("pfedkdh-grey", 50, 50) + table_lines("pfedkdh-cifar10", 50, 50)
-    for table in ("pfedkdh-open-grey", "pfedkdh-open-cifar10"):
-        lines += [one for one in table_lines(table, 50, 50) if one.label not in LEFT_OUT]
-    lines += [one for one in table_lines("fedala-cifar10", 200, 100) if one.label not in LONG]
-    lines += [Line("fedala-cifar10-fomo", "FedFomo", 200, 100)]
-    lines += [Line("fedala-cifar10", label, 2000, 400) for label in LONG if label != "FedDBE"]
-    lines = [one for one in lines if not only or any(word in one.name for word in only)]
-    if not known:
-        return lines
-    lines = [longer(one) for one in lines if rounds_had(one) < one.rounds]
-    return sorted(lines, key=lambda one: share(one, {}) / (lacking(one) or 1e-9))
+    def seconds(self, workers: int) -> float:
+        """Return the seconds that it is reckoned to take in a process beside the others."""
+        pace = next(own for key, own in PACES.items() if self.table.startswith(key))
+        alone = FIRST + self.rounds * pace * PASSES.get(self.label, 1.0)
+        return alone * (1 + SLOWED * (workers - 1))
 
 
-def longer(line: Line) -> Line:
-    """Want twice the rounds that were not enough: of a curve that is begun anew."""
-    had = rounds_had(line)
-    most = max(line.rounds, 4 * had)
-    return replace(line, rounds=most, wanted=min(max(line.wanted, 2 * had), most))
-
-
-def lacking(line: Line) -> int:
-    """Count the cells of a line without a figure, or with one more than a point below the table.
-
-    What the table does not have counts one for each split, until there is a figure.
-    """
-    item = TABLES[key_of(plain(line.table))]
-    held, labels = figures(key_of(line.table)), (line.label, TRAINED_AS.get(line.label))
-    cells = [one for one in items()[item][1].cells if one.run in line.runs]
-    own = [(one, scores(held, one, one.model)) for one in cells if one.label in labels]
-    if not own:
-        return 0 if rounds_had(line) else len(line.runs)
-    return sum(not found or 100 * fmean(found) < one.paper - 1 for one, found in own)
-
-
-def table_lines(table: str, most: int, wanted: int) -> list[Line]:
-    """Return a line for each method of a table; what is trained with another has none."""
-    labels = [one.label_or_name for one in loaded(SPLITS[table][0], []).methods]
-    left_out = TRAINED_AS.values()
-    return [Line(table, label, most, wanted) for label in labels if label not in left_out]
+def plan(only: Sequence[str] = ()) -> list[Line]:
+    """List the lines, or those whose names hold one of the words, without what results/ has."""
+    lines = []
+    for text in LINES.read_text().splitlines():
+        if text and not text.startswith("#"):
+            table, label, rounds = (part.strip() for part in text.split("|"))
+            lines.append(Line(table, label, int(rounds)))
+    asked = [one for one in lines if not only or any(word in one.name for word in only)]
+    return [one for one in asked if rounds_had(one) < one.rounds]
 
 
 def rounds_had(line: Line) -> int:
-    """Return of how many rounds results/ has the curve of a line."""
+    """Return of how many rounds results/ has a line."""
     held = figures(key_of(line.table))
     own = [held.get(run, {}).get("methods", {}).get(line.label, {}) for run in line.runs]
     return min(int(one["rounds"]) if "curve" in one else 0 for one in own)
@@ -183,9 +132,7 @@ def rounds_had(line: Line) -> int:
 
 def loaded(run: str, changes: Sequence[str]) -> Experiment:
     named = {name_of(one): one for item in TABLES.values() for one in items()[item][1].experiments}
-    own = named[plain(run)]
-    more = OPEN_SETTINGS if key_of(run) == OPEN else ()
-    return load_experiment(experiments_folder() / own.file, [*own.set, *more, *changes])
+    return load_experiment(experiments_folder() / named[run].file, [*named[run].set, *changes])
 
 
 # A worker: one process, which trains one line after the other.
@@ -231,26 +178,20 @@ class Goal:
 
 def work(args: argparse.Namespace) -> None:
     """Take the next line that nobody has taken, until the time is over."""
-    lines, shelf = plan(args.only), Shelf()
-    for place, line in enumerate(lines):
+    shelf = Shelf()
+    for line in plan(args.only):
         left = args.end - time.time()
         if left < 5:
             return
-        known = paces(args.runs, args.workers)
-        if FINAL in line.table and share(line, known) > left:
+        if FINAL in line.table and line.seconds(args.workers) > left:
             continue  # of all its rounds or of none
         try:
             with (args.runs / f"{line.name}.taken").open("x") as mine:
                 mine.write(str(os.getpid()))
         except FileExistsError:
             continue
-        later = lines[place + 1 :]
-        rest = [one for one in later if not (args.runs / f"{one.name}.taken").exists()]
-        shares = [share(one, known) for one in (line, *rest)]
-        together = fitting(shares, left * args.workers)
-        stop = time.time() + min(left, left * args.workers * shares[0] / together)
         try:
-            train_line(line, stop, args, shelf)
+            train_line(line, args, shelf)
         except Exception as error:  # one method's failure must not cost the others their time
             text = f"{type(error).__name__}: {error}"
             (args.runs / f"{line.name}.failed").write_text(text)
@@ -262,47 +203,8 @@ def work(args: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
 
-def paces(runs: Path, workers: int) -> dict[str, tuple[float, float]]:
-    """Return what first rounds and scorings took so far, and a round over what it was reckoned to.
-
-    By table, and over all of them.
-    """
-    seen: dict[str, list[tuple[float, float]]] = {}
-    for path in runs.glob("*.json"):
-        table = path.name.split("--")[0]
-        for label, own in json.loads(path.read_text())[0]["methods"].items():
-            if own["pace"] and label not in TRAINED_AS.values():
-                pair = own["first"] + own["scoring"], own["pace"] / reckoned(table, label)
-                for key in (table, ""):
-                    seen.setdefault(key, []).append(pair)
-    found = {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in seen.items()}
-    return {"": (FIRST, 1 + SLOWED * (workers - 1)), **found}
-
-
-def reckoned(table: str, label: str) -> float:
-    """Return the seconds that a round is reckoned to take in a process with the GPU for itself."""
-    pace = next(own for key, own in PACES.items() if plain(table).startswith(key))
-    return pace * PASSES.get(label, 1.0)
-
-
-def share(line: Line, known: Mapping[str, tuple[float, float]]) -> float:
-    """Return the seconds that a line is reckoned to take in a process beside the others."""
-    first, slower = known.get(line.table) or known.get("") or (FIRST, 1.0)
-    return first + slower * line.wanted * reckoned(line.table, line.label)
-
-
-def fitting(shares: Sequence[float], seconds: float) -> float:
-    """Return what the first lines take together, as many as fit; later ones get what is left."""
-    total = 0.0
-    for one in shares:
-        if total and total + one > seconds:
-            break
-        total += one
-    return total
-
-
-def train_line(line: Line, stop: float, args: argparse.Namespace, shelf: Shelf) -> None:
-    """Train until the line's time is over; what is known is written after each scored round."""
+def train_line(line: Line, args: argparse.Namespace, shelf: Shelf) -> None:
+    """Train a line; what is known is written after each scored round."""
     begun = time.time()
     rounds = min(line.rounds, args.rounds or line.rounds)
     # A line is short: forms that are chosen while it runs would have it recorded twice.
@@ -338,7 +240,10 @@ def train_line(line: Line, stop: float, args: argparse.Namespace, shelf: Shelf) 
         head = {"run": run, "federation": about, "seeds": list(experiment.seeds)}
         return {**head, "versions": versions(), "methods": kept}
 
-    found = train(job, rounds, (stop, args.end), write, goals(line), FINAL in line.table)
+    def settle() -> None:
+        (args.runs / f"{line.name}.settled").touch()
+
+    found = train(job, rounds, args.end, write, settle, goals(line), FINAL in line.table)
     print(
         f"{line.name}: {found['rounds']} rounds in {time.time() - begun:.0f} s, first {SETTLED} "
         f"{found['first']:.1f} s, then {found['pace']:.3f} s a round; scoring took "
@@ -366,11 +271,10 @@ def stacked(experiments: Mapping[str, Experiment], label: str, shelf: Shelf) -> 
 
 def goals(line: Line) -> list[Goal]:
     """Return what the table has of each split of a line."""
-    item = TABLES[key_of(plain(line.table))]
-    cells = {(one.run, one.label): one for one in items()[item][1].cells}
+    cells = {(one.run, one.label): one for one in items()[TABLES[key_of(line.table)]][1].cells}
     found = []
     for run in line.runs:
-        cell = cells.get((plain(run), method_of(line.label)))
+        cell = cells.get((run, method_of(line.label)))
         model = cell.model.removesuffix(BEST_TEST_ROUND) if cell else "personal"
         found.append(Goal(model, cell.paper if cell else None))
     return found
@@ -383,16 +287,18 @@ def without(models: dict[str, Any], names: set[str]) -> dict[str, Any]:
 def train(
     job: SimulatedJob,
     rounds: int,
-    until: tuple[float, float],
+    end: float,
     write: Callable[[dict[str, Any]], None],
+    settle: Callable[[], None],
     wanted: Sequence[Goal],
     final: bool,
 ) -> dict[str, Any]:
     """Run rounds and score them; return what was found up to the last one.
 
-    `until` says when the line's time is over, and when everybody's is. The pace is that of the
-    second half of the rounds; time for what comes after the last one is kept back. Where a table is
-    of the `final` round, only that is scored, and a line that cannot have it ends early.
+    `settle` is called when kernels are chosen and the round is recorded. The pace is that of the
+    second half of the rounds; before the `end` of the time, time for what comes after the last one
+    is kept back. Where a table is of the `final` round, only that is scored, and a line that cannot
+    have it ends early.
     """
     work = planned_work(job)
     after = (work.final_work / work.round_work if job.only_global else 0) + 1
@@ -410,17 +316,18 @@ def train(
         simulation.advance()
         done, now = simulation.round, time.time()
         took.append(now - start)
+        if done == SETTLED:
+            settle()
         later = took[max(SETTLED, done // 2) :]
         pace = fmean(later) if later else 0.0
         cost = min(costs[-2:]) if len(costs) > 1 else 0.0
-        stop = until[final or done < LEAST]
         if done == rounds:
             ended = "all rounds"
         elif final:
             ahead = (rounds - done + after) * pace if done > 2 * SETTLED else 0.0
-            if now + ahead > stop:
+            if now + ahead > end:
                 raise TimeoutError(f"{rounds} rounds do not fit into the time that is left")
-        elif now + (after + 1) * pace + cost > stop:
+        elif now + (after + 1) * pace + cost > end:
             ended = "time"
         if not ended and done < due and done not in MILESTONES:
             continue
@@ -432,7 +339,7 @@ def train(
         met = [goal.met(own, since) for goal, own in zip(wanted, curves, strict=True)]
         if not ended and done >= FLAT_FROM and all(met):
             ended = "; ".join(dict.fromkeys(met))
-        if not ended and time.time() + (after + EVERY) * pace + cost > stop:
+        if not ended and time.time() + (after + EVERY) * pace + cost > end:
             ended = "time"
         if ended and job.only_global:
             costs.append(score(job, simulation, curves, False))
@@ -512,8 +419,8 @@ def rounded(values: Any) -> list[float]:
 
 def run(args: argparse.Namespace) -> None:
     """Start the workers, write what they have found all the time, and wait for them."""
-    shutil.rmtree(args.runs, ignore_errors=True)
-    args.runs.mkdir(parents=True)
+    args.runs.mkdir(parents=True, exist_ok=True)
+    begin_again(args.runs)
     args.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + args.seconds
     first, *others = dict.fromkeys(
@@ -537,7 +444,7 @@ def run(args: argparse.Namespace) -> None:
         time.sleep(min(MERGED, args.seconds / 20))
         merge(args.runs, args.out)
         if len(workers) < args.workers and (
-            time.time() - begun > ALONE or any(args.runs.glob("*.json"))
+            time.time() - begun > ALONE or any(args.runs.glob("*.settled"))
         ):
             workers += [subprocess.Popen(own, env=environment) for _ in range(args.workers - 1)]
         for place, worker in enumerate(workers):
@@ -549,6 +456,21 @@ def run(args: argparse.Namespace) -> None:
         worker.terminate()
         worker.wait()
     merge(args.runs, args.out)
+    chosen = cache_root(None) / "kernels.json"  # for scripts/ship_choices.py
+    if chosen.exists():
+        shutil.copy(chosen, args.out)
+
+
+def begin_again(runs: Path) -> None:
+    """Forget what an earlier call on this machine did not bring to its end."""
+    for path in [*runs.glob("*.settled"), *runs.glob("*.failed")]:
+        path.unlink()
+    for path in runs.glob("*.taken"):
+        known = path.with_suffix(".json")
+        found = json.loads(known.read_text()) if known.exists() else []
+        ends = {own["ended"] for one in found for own in one["methods"].values()}
+        if not ends or ends & {"not yet", "time"}:
+            path.unlink()
 
 
 def give_back(runs: Path, worker: int) -> None:
@@ -593,9 +515,12 @@ def costs(content: dict[str, Any]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["plan"]:
+        seconds = 0.0
         for line in plan(sys.argv[2:]):
-            told = f"{line.wanted} rounds, {line.rounds} at most, in some {share(line, {}):.0f} s"
-            print(f"{line.name}: {lacking(line)} cells; {told}")
+            seconds += line.seconds(1)
+            print(
+                f"{line.name}: {line.rounds} rounds, {line.seconds(1):.0f} s, so far {seconds:.0f}"
+            )
         return
     if sys.argv[1:2] == ["costs"]:
         print(costs(json.loads((Path(sys.argv[2]) / "tables.json").read_text())))
