@@ -427,13 +427,18 @@ def _best(means: dict[str, list[float]]) -> dict[str, str]:
 
 
 def _cost(kept: Kept) -> list[str]:
-    rows = []
+    """Tell each run of a GPU, and all that two cores did in one row."""
+    rows, cores = [], []
     for name in sorted(kept):
         methods = kept[name]["methods"].values()
         minutes = sum(method["seconds"] for method in methods) / 60
         devices = ", ".join(sorted({method["device"] for method in methods}))
-        rows.append([f"`{name}`", str(len(kept[name]["seeds"])), f"{minutes:.1f}", devices])
-    return table(["run", "seeds", "minutes", "device"], rows or [["–"] * 4])
+        if devices == "cpu":
+            cores.append(minutes)
+        else:
+            rows.append([f"`{name}`", str(len(kept[name]["seeds"])), f"{minutes:.1f}", devices])
+    rows.append([f"{len(cores)} others, together", "2 or 3", f"{sum(cores):.0f}", "cpu"])
+    return table(["run", "seeds", "minutes", "device"], rows)
 
 
 if __name__ == "__main__":
