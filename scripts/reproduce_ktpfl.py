@@ -397,14 +397,20 @@ def _order(kept: Kept) -> list[str]:
 
 
 def _choice(kept: Kept, runs: dict[str, str]) -> list[str]:
-    """Show what was tried, on validation data; a method's best mean over the columns is bold."""
+    """Show what was tried of each method, on validation data; its best mean is bold."""
     means = _validated({run: kept.get(run, {"methods": {}})["methods"] for run in runs})
     best = _best(means)
-    rows = []
+    rows: dict[str, list[str]] = {}
     for label, values in sorted(means.items()):
-        mark = "**" if label in best.values() and "," in label else ""
-        rows.append([f"{mark}{label}{mark}", *(f"{value:.2f}" for value in values)])
-    return table(["validation, %", *runs.values()], rows or [["–"] * (1 + len(runs))])
+        method, _, setting = label.partition(", ")
+        told = f"{setting}: " * bool(setting) + " / ".join(f"{value:.2f}" for value in values)
+        mark = "**" * (label == best[method] and bool(setting))
+        rows.setdefault(method, []).append(f"{mark}{told}{mark}")
+    columns = " / ".join(runs.values())
+    return table(
+        ["method", f"validation, %: {columns}"],
+        [[method, "; ".join(tried)] for method, tried in rows.items()],
+    )
 
 
 def _validated(found: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
