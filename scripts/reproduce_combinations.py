@@ -45,6 +45,11 @@ LEVELS = {
     "epochs": "the same, two epochs a round",
     "local": "the same, 20 epochs of the local model instead of 5",
     "adam": "the same, by Adam at 0.001",
+    "vectors": "the same, from GloVe's word vectors, a mean of three seeds",
+    "vectors-0.02": "the same, from GloVe's word vectors, at a rate of 0.02",
+    "adam-vectors": "the same, from GloVe's word vectors, by Adam at 0.001",
+    "adam-long": "the same, 100 words, all words, by Adam at 0.001",
+    "adam-long-vectors": "the same, 100 words, all words, from GloVe's vectors, by Adam at 0.001",
     "half": "the same, half of the reviews to train on",
     "quarter": "the same, a quarter of them",
 }
@@ -192,7 +197,7 @@ def _levels(found: Methods) -> list[str]:
     for name, what in LEVELS.items():
         if known := found.get(f"levels-{name}"):
             own = known["FL"]
-            (clients,) = _scores(own, "FL")
+            clients = [mean(seeds) for seeds in zip(*_scores(own, "FL"), strict=True)]
             parts = [f"{value:.1f}" for value in (*clients, mean(clients), _average(own, "local"))]
             rows.append([what, *parts])
     return table(["", "amazon", "hotel", "yelp", "mean", "local models"], rows)

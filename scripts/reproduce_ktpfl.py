@@ -84,8 +84,7 @@ def write() -> None:
             ),
             "table-2": _compared(kept, EQUAL, TABLE_2, ("20 clients", "100 clients")),
             "table-2-letters": _letters(kept),
-            **{name: _sweep(kept, "", rows) for name, rows in SWEEPS.items()},
-            **{f"{name}-small": _sweep(kept, SMALL, rows) for name, rows in SWEEPS.items()},
+            **{name: _sweep(kept, rows) for name, rows in SWEEPS.items()},
             "table-5": _public(kept),
             "figure-1": _curves(kept, [(data, "all") for data in DATA], TABLE_1),
             "figure-2": _curves(kept, [(data, "20") for data in DATA], TABLE_2),
@@ -97,7 +96,6 @@ def write() -> None:
             "choice-equal": _choice(kept, {"choose-20": "Fashion-MNIST, 20 clients"}),
             "choice-emnist": _choice(kept, {"choose-emnist": "EMNIST, 20 clients"}),
             "table-2-longer": _longer(kept),
-            "table-4-all": _sweep(kept, "", SWEEPS["table-4"], "-30"),
             "cause-images": _images(kept),
             "cause-code": _code(kept),
             "cause-letters": _letter_images(kept),
@@ -177,20 +175,21 @@ def _compared(
     return table(["%, ours (paper)", *heads], rows)
 
 
-def _sweep(
-    kept: Kept, size: str, paper: dict[str, tuple[float, ...]], rounds: str = ""
-) -> list[str]:
+def _sweep(kept: Kept, paper: dict[str, tuple[float, ...]]) -> list[str]:
+    """Lay a sweep's three settings beside the paper, data set by data set."""
     rows = []
     for label, theirs in paper.items():
-        own = "anchor" if label in ANCHOR else label
-        found = {data: _of(kept, f"{size}{data}-sweeps{rounds}", own) for data in DATA}
-        if rounds and own == "anchor":  # the same settings under another name
-            found["fmnist"] = _of(kept, "fmnist-public-mnist", "KT-pFL")
-        ours = [_cell(found[data]) for data in DATA]
-        name = label.replace("D_r", "\\|D_r\\|")
-        pairs = zip(ours, theirs, strict=True)
-        rows.append([name, *[f"{own} ({other:.1f})" for own, other in pairs]])
-    return table(["%, ours (paper)", *TITLES.values()], rows)
+        name = "anchor" if label in ANCHOR else label
+        row = [label.replace("D_r", "\\|D_r\\|")]
+        for data, other in zip(DATA, theirs, strict=True):
+            found = [_of(kept, f"{run}-sweeps", name) for run in (data, f"{SMALL}{data}")]
+            found.append(_of(kept, f"{data}-sweeps-30", name))
+            if data == "fmnist" and name == "anchor":  # the same settings under another name
+                found[-1] = _of(kept, "fmnist-public-mnist", "KT-pFL")
+            row += [*map(_cell, found), f"{other:.1f}"]
+        rows.append(row)
+    titles = [[f"{title}, few images", "in small", "all", "paper"] for title in TITLES.values()]
+    return table(["%", *(cell for title in titles for cell in title)], rows)
 
 
 def _longer(kept: Kept) -> list[str]:
