@@ -45,11 +45,10 @@ LEVELS = {
     "epochs": "the same, two epochs a round",
     "local": "the same, 20 epochs of the local model instead of 5",
     "adam": "the same, by Adam at 0.001",
-    "vectors": "the same, from GloVe's word vectors, a mean of three seeds",
-    "vectors-0.02": "the same, from GloVe's word vectors, at a rate of 0.02",
+    "vectors": "the same, from GloVe's word vectors (three seeds)",
+    "vectors-0.02": "the same, from GloVe's word vectors, at 0.02",
     "adam-vectors": "the same, from GloVe's word vectors, by Adam at 0.001",
-    "adam-long": "the same, 100 words, all words, by Adam at 0.001",
-    "adam-long-vectors": "the same, 100 words, all words, from GloVe's vectors, by Adam at 0.001",
+    "amazon": "the same as the first, Amazon's whole file (three seeds)",
     "half": "the same, half of the reviews to train on",
     "quarter": "the same, a quarter of them",
 }
@@ -79,6 +78,8 @@ def collect(folders: list[str]) -> None:
     keep(FIGURES, places, _method)
     kept = json.loads(FIGURES.read_text())
     for folder, _, name in (place.partition("=") for place in places):
+        if name.endswith("+"):  # the curve stays that of the first seeds
+            continue
         for label, models in curves(Path(folder) / "metrics.parquet", "val").items():
             kept[name]["methods"][label]["curve"] = models.get("global", {})
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
@@ -144,12 +145,18 @@ def _reviews(found: Methods) -> list[str]:
     keys = [("parts", str(part)) for part in (0.125, 0.25, 0.5, 1.0)]
     keys += [("copies", str(share)) for share in (0.1, 0.25, 0.5)]
     rows = []
-    for setting in ("cross-sector", "cross-product"):
-        clients = linear[setting.replace("-", "_")]["clients"].values()
-        row = [setting, f"{100 * mean(one['majority'] for one in clients):.1f}"]
+    whole = "cross-sector, Amazon's whole file"
+    for name, title in {
+        "cross_sector": "cross-sector",
+        "cross_sector_whole_amazon": whole,
+        "cross_product": "cross-product",
+    }.items():
+        clients = linear[name]["clients"].values()
+        row = [title, f"{100 * mean(one['majority'] for one in clients):.1f}"]
         for kind, key in keys:
             row.append(f"{100 * mean(one[kind][key] for one in clients):.1f}")
-        rows.append([*row, _mean(found[setting]["FL"], "local"), f"{LOCAL[setting]:.2f}"])
+        networks = "–" if title == whole else _mean(found[title]["FL"], "local")
+        rows.append([*row, networks, f"{LOCAL[title.partition(',')[0]]:.2f}"])
     header = ["%", "guessing", "an eighth", "a quarter", "half", "all reviews"]
     header += [f"all, and copies of {share} % of the tests" for share in (10, 25, 50)]
     return table([*header, "local networks, ours", "local networks, paper"], rows)
