@@ -9,7 +9,7 @@ A line is one method of one table, on all of the table's splits at once: the spl
 simulation, as seeds are, each with its own server, so a line's first seconds (choosing kernels,
 recording the round) are spent once for all of its cells.
 
-experiments/field/gpu.txt lists the lines, what gives most cells for a second first, with the rounds
+experiments/field/lines.txt lists the lines, what gives most cells for a second first, with the rounds
 of each. A line ends earlier when each of its splits has the table's figure, or is flat: its best
 test round has not risen by 0.1 point in the second half of the rounds. At the end of the time all
 are cut; one of a table of the last round, which cannot have all its rounds any more, is left out.
@@ -70,7 +70,7 @@ SPLITS = {
     "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
     "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
 }
-LINES = Path(__file__).resolve().parent.parent / "experiments" / "field" / "gpu.txt"
+LINES = Path(__file__).resolve().parent.parent / "experiments" / "field" / "lines.txt"
 # What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
 # has an H200 for itself (TF32), and how many of them a round of others takes.
 PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.4}

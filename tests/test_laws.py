@@ -122,13 +122,16 @@ def test_vectorised_equals_sequential_in_single_precision(name):
 
 @every_method
 def test_vectorised_equals_sequential_with_every_other_setting(name, float64):
-    """Steps instead of epochs, Adam, a schedule, clipping: whatever of these a method heeds."""
+    """Steps instead of epochs, Adam, a schedule, clipping: whatever of these a method heeds.
+
+    Of a gradient that should be zero Adam makes a step of rate / 1e-8 times its rounding, 1e-17.
+    """
     other = {"steps": 4, "optimiser": "adam", "lr": 0.02, "schedule": "cosine", "clip": 0.5}
     other |= {"decay_rounds": 5, "weight_decay": 0.1, "server_lr": 0.7}
     left, right = (
         play(name, changes=other.items(), kind=kind) for kind in ("vectorised", "sequential")
     )
-    assert not worlds.differing(left, right, TIGHT)
+    assert not worlds.differing(left, right, 1e-7)
     assert worlds.differing(left, reference(name), TIGHT)
 
 
