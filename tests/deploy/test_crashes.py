@@ -97,12 +97,12 @@ def missed_one(found, folder, reason):
 def test_a_killed_training_process_is_told_everything_again_and_nothing_is_lost(
     processes, tmp_path
 ):
-    """As the kernel does where memory is short."""
+    """As the kernel does where memory is short; the node may see it before it passes the task on."""
     wanted = fed.experiment("fedper", sets=("model.name=mlr", *SETS))
     content = fed.simulated(wanted, tmp_path / "simulated")
     fate = Fate(processes, lambda pid: os.kill(pid, signal.SIGKILL))
     found = fed.served(wanted, fate, tmp_path / "served", "killed")
-    assert fate.codes == ["crashed"] and faults(tmp_path / "served") == {}
+    assert fate.codes in (["crashed"], ["closed"]) and faults(tmp_path / "served") == {}
     assert fed.scores(found, "FedPer") == fed.scores(content, "FedPer")
     assert found["methods"]["FedPer"]["notices"] == content["methods"]["FedPer"]["notices"]
 
