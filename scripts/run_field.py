@@ -9,13 +9,13 @@ A line is one method of one table, on all of the table's splits at once: the spl
 simulation, as seeds are, each with its own server, so a line's first seconds (choosing kernels,
 recording the round) are spent once for all of its cells.
 
-experiments/field/lines.txt lists the lines, what gives most cells for a second first, with the rounds
-of each. A line ends earlier when each of its splits has the table's figure, or is flat: its best
-test round has not risen by 0.1 point in the second half of the rounds. At the end of the time all
-are cut; one of a table of the last round, which cannot have all its rounds any more, is left out.
-Both rules look at test data. By the tables' own scoring, which is the best test round, that can
-only lower our figure, since more rounds can only raise a maximum; our last-round figure is then of
-a round that was not fixed beforehand. The file records how each line ended.
+experiments/field/lines.txt lists the lines, what gives most cells for a second first, with the
+rounds of each. A line ends earlier when each of its splits has the table's figure, or is flat: its
+best test round has not risen by 0.1 point in the second half of the rounds. At the end of the time
+all are cut; one of a table of the last round, which cannot have all its rounds any more, is left
+out. Both rules look at test data. By the tables' own scoring, which is the best test round, that
+can only lower our figure, since more rounds can only raise a maximum; our last-round figure is then
+of a round that was not fixed beforehand. The file records how each line ended.
 
 Scoring takes at most a tenth of the time where it can: the more it costs, the fewer rounds are
 scored. OUT/tables.json is written anew all the time with the curves up to then. Called again on the

@@ -97,7 +97,7 @@ def missed_one(found, folder, reason):
 def test_a_killed_training_process_is_told_everything_again_and_nothing_is_lost(
     processes, tmp_path
 ):
-    """As the kernel does where memory is short; the node may see it before it passes the task on."""
+    """As the kernel does where memory is short; the node may see it before it passes a task on."""
     wanted = fed.experiment("fedper", sets=("model.name=mlr", *SETS))
     content = fed.simulated(wanted, tmp_path / "simulated")
     fate = Fate(processes, lambda pid: os.kill(pid, signal.SIGKILL))
