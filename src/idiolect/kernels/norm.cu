@@ -5,7 +5,9 @@
 // pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
 // (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
 // without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what
-// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it.
+// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it. With
+// LAST, others may be part of it. Forward, with PLUS, other images are added before that. Backward, with PLUS the gradient
+// is the sum of two, and with MASKED it is 0 where images that are given were cut off, and kept for others that read it.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -46,6 +48,23 @@ __device__ __forceinline__ void hold(Words& words) {}
 
 __device__ __forceinline__ float rectified(float value, int relu) {
   return relu && value < 0.f ? 0.f : value;  // what is no number stays so
+}
+
+#ifndef PLUS
+#define PLUS 0
+#endif
+#ifndef MASKED
+#define MASKED 0
+#endif
+
+// What is read once, and leaves room in the caches for what is read again.
+__device__ __forceinline__ Pack once(const Number* from) {
+  if (sizeof(Pack) == 16) {
+    const float4 four = __ldcs((const float4*)from);
+    return *(const Pack*)&four;
+  } else {
+    return *(const Pack*)from;
+  }
 }
 
 // A number of the result before ReLU. Nothing is contracted here, so that torch's operations give the same.
@@ -108,7 +127,7 @@ __device__ __forceinline__ float over_piece(float value, float* room) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
+          const Number* __restrict__ added, Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
@@ -157,9 +176,14 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   for (int k = 0; k < COUNT; k++) {
     const int pixel = row + k * ROWS;
     if (!THERE(k)) break;
-    Pack pack = SEEN(k, start + pixel * STEP);
+    Pack pack = SEEN(k, start + pixel * STEP), other;
+    if (PLUS) other = once(added + start + pixel * STEP);
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified(placed(pack.of[i], mean, factor[i], shift[i]), relu));
+    for (int i = 0; i < V; i++) {
+      float value = placed(pack.of[i], mean, factor[i], shift[i]);
+      if (PLUS) value += number(other.of[i]);
+      pack.of[i] = kept(rectified(value, relu));
+    }
     *(Pack*)(y + start + pixel * STEP) = pack;
   }
   if (row == 0 && lane % PER == 0) {
@@ -168,12 +192,32 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
+#if PLUS || MASKED
+// The gradient of a pixel's channels, of several; it stays where the thread finds it again: where it is kept for others,
+// or in the place of dx, which the thread writes there later.
+#define KEPT_IN (MASKED ? masked : dx)
+__device__ __forceinline__ Pack summed(const Number* gradient, const Number* second, const Number* cut, size_t at) {
+  Pack given = once(gradient + at), other;
+  if (PLUS) {
+    other = once(second + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) given.of[i] = kept(number(given.of[i]) + number(other.of[i]));
+  }
+  if (MASKED) {
+    other = once(cut + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) given.of[i] = number(other.of[i]) <= 0.f ? (Number)0 : given.of[i];
+  }
+  return given;
+}
+#endif
+
 // dx, and each image's part of dw and db; `far` and `apart` are for the other order.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
-          int apart) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, const Number* __restrict__ second,
+          const Number* __restrict__ cut, Number* __restrict__ masked, int images, int relu, int far, int apart) {
   extern __shared__ float4 memory[];
   float* plains = (float*)memory;     // [ROWS][OWN], then a sum for each channel, then for each piece
   float* timeses = plains + ROWS * OWN;
@@ -194,7 +238,12 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (!THERE(k)) break;
     const size_t at = start + (row + k * ROWS) * STEP;
     held[k] = *(const Words*)(x + at);
+#if PLUS || MASKED
+    Pack given = summed(gradient, second, cut, at);
+    if (MASKED) *(Pack*)(masked + at) = given;
+#else
     Pack given = *(const Pack*)(gradient + at);
+#endif
     const Pack seen = opened(held[k]);
 #pragma unroll
     for (int i = 0; i < V; i++) given.of[i] = passed(given.of[i], seen.of[i], mean, factor[i], shift[i], relu);
@@ -205,7 +254,11 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #define GIVEN(k, at) opened(slopes[k])
 #define CUT 0
 #else
+#if PLUS || MASKED
+#define GIVEN(k, at) *(const Pack*)(KEPT_IN + (at))
+#else
 #define GIVEN(k, at) *(const Pack*)(gradient + (at))
+#endif
 #define CUT relu
 #endif
 #pragma unroll unrolled
@@ -213,7 +266,12 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     const int pixel = row + k * ROWS;
     if (!THERE(k)) break;
     const size_t at = start + pixel * STEP;
+#if (PLUS || MASKED) && !defined(KEPT)
+    const Pack given = summed(gradient, second, cut, at), seen = SEEN(k, at);
+    *(Pack*)(KEPT_IN + at) = given;
+#else
     const Pack given = GIVEN(k, at), seen = SEEN(k, at);
+#endif
 #pragma unroll
     for (int i = 0; i < V; i++) {
       const float slope = number(passed(given.of[i], seen.of[i], mean, factor[i], shift[i], CUT));
@@ -309,7 +367,7 @@ __device__ __forceinline__ size_t own(int images) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
+          const Number* __restrict__ added, Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -355,8 +413,8 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
-          int apart) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, const Number* __restrict__ second,
+          const Number* __restrict__ cut, Number* __restrict__ masked, int images, int relu, int far, int apart) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -437,4 +495,18 @@ totals(const float* __restrict__ parts, float* __restrict__ out, int images) {
   if (warp || channel >= C) return;
   for (int other = 1; other < WARPS; other++) sum += room[other * 32 + lane];
   out[(size_t)blockIdx.y * C + channel] = sum;
+}
+
+// The sum of two gradients, 0 where images were cut off: of V numbers for each thread.
+extern "C" __global__ void __launch_bounds__(THREADS)
+masked_sum(const Number* __restrict__ gradient, const Number* __restrict__ second, const Number* __restrict__ cut,
+           Number* __restrict__ out, int packs) {
+  const int pack = blockIdx.x * THREADS + threadIdx.x;
+  if (pack >= packs) return;
+  const Pack one = ((const Pack*)gradient)[pack], two = ((const Pack*)second)[pack], seen = ((const Pack*)cut)[pack];
+  Pack sum;
+#pragma unroll
+  for (int i = 0; i < V; i++)
+    sum.of[i] = number(seen.of[i]) <= 0.f ? (Number)0 : kept(number(one.of[i]) + number(two.of[i]));
+  ((Pack*)out)[pack] = sum;
 }
