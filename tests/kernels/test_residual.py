@@ -278,5 +278,6 @@ def test_networks_run_by_the_kernels(
         for name, leaf in exact.items():
             assert (made[name][n] - leaf).norm() < 1e-3 * leaf.norm()
     assert {one.partition(",")[0] for one in used} == {
-        "normalise", "normalise and add", "gradient", "cut gradient", "gradient of a sum"
+        "normalise", "normalise and add", "gradient", "cut gradient",
+        "gradient of a sum", "cut gradient of a sum",
     }  # fmt: skip

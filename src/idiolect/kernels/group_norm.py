@@ -64,7 +64,7 @@ def _normalised(layer: nn.GroupNorm, x: Tensor, relu: bool) -> Tensor:
     pixels = x.flatten(2)[None]
     options = (layer.num_groups, layer.eps, relu)
     y: Tensor = call(_Normalise, pixels, layer.weight[None], layer.bias[None], *options)[0]
-    return y.squeeze(0).reshape(x.shape)
+    return residual.no_view(y.squeeze(0).reshape(x.shape))
 
 
 class GroupNormSizes(NamedTuple):
@@ -150,7 +150,7 @@ class _NormaliseGradient(GroupedFunction):
         task = _GRADIENTS[bool(second), cut is not None]
         dx, dw, db, *kept = _fastest(task, sizes, first, x, *given, *others)
         if kept:
-            found.keep(*kept, x)
+            found.keep(kept[0], x)
         return dx, dw, db
 
     @staticmethod

@@ -97,6 +97,15 @@ constexpr int unrolled = 4;
 #define BLOCKS 1
 #endif
 
+// With more to read, pixels that a thread reads before it writes the first: no later read may pass a write.
+#if (PLUS || MASKED) && !defined(KEPT)
+#define BATCH 2
+#else
+#define BATCH 1
+#endif
+#define EACH_OF_BATCH(k) \
+  _Pragma("unroll") for (int j = 0; j < BATCH; j++) if ((BATCH == 1 || (k) + j < COUNT) && THERE((k) + j))
+
 __device__ __forceinline__ size_t beginning(int images) {
   const size_t image = blockIdx.x / SLICES % images, g = blockIdx.x / SLICES / images;
   return (image * PIXELS * GROUPS + g) * C + blockIdx.x % SLICES * OWN + threadIdx.x % LANES * V;
@@ -173,18 +182,22 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
     shift[i] = b[channel];
   }
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    Pack pack = SEEN(k, start + pixel * STEP), other;
-    if (PLUS) other = once(added + start + pixel * STEP);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-      float value = placed(pack.of[i], mean, factor[i], shift[i]);
-      if (PLUS) value += number(other.of[i]);
-      pack.of[i] = kept(rectified(value, relu));
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack packs[BATCH], others[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
+      packs[j] = SEEN(k + j, at);
+      if (PLUS) others[j] = once(added + at);
     }
-    *(Pack*)(y + start + pixel * STEP) = pack;
+    EACH_OF_BATCH(k) {
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        float value = placed(packs[j].of[i], mean, factor[i], shift[i]);
+        if (PLUS) value += number(others[j].of[i]);
+        packs[j].of[i] = kept(rectified(value, relu));
+      }
+      *(Words*)(y + start + (row + (k + j) * ROWS) * STEP) = closed(packs[j]);
+    }
   }
   if (row == 0 && lane % PER == 0) {
     means[own_pieces() + lane / PER] = mean;
@@ -240,7 +253,7 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     held[k] = *(const Words*)(x + at);
 #if PLUS || MASKED
     Pack given = summed(gradient, second, cut, at);
-    if (MASKED) *(Pack*)(masked + at) = given;
+    if (MASKED) *(Words*)(masked + at) = closed(given);
 #else
     Pack given = *(const Pack*)(gradient + at);
 #endif
@@ -262,24 +275,30 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #define CUT relu
 #endif
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    const size_t at = start + pixel * STEP;
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack given[BATCH], seen[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
 #if (PLUS || MASKED) && !defined(KEPT)
-    const Pack given = summed(gradient, second, cut, at), seen = SEEN(k, at);
-    *(Pack*)(KEPT_IN + at) = given;
+      given[j] = summed(gradient, second, cut, at);
 #else
-    const Pack given = GIVEN(k, at), seen = SEEN(k, at);
+      given[j] = GIVEN(k + j, at);
+#endif
+      seen[j] = SEEN(k + j, at);
+    }
+    EACH_OF_BATCH(k) {
+#if (PLUS || MASKED) && !defined(KEPT)
+      *(Words*)(KEPT_IN + start + (row + (k + j) * ROWS) * STEP) = closed(given[j]);
 #endif
 #pragma unroll
-    for (int i = 0; i < V; i++) {
-      const float slope = number(passed(given.of[i], seen.of[i], mean, factor[i], shift[i], CUT));
-      plain[i] += slope;
-      times[i] += slope * (number(seen.of[i]) - mean);
+      for (int i = 0; i < V; i++) {
+        const float slope = number(passed(given[j].of[i], seen[j].of[i], mean, factor[i], shift[i], CUT));
+        plain[i] += slope;
+        times[i] += slope * (number(seen[j].of[i]) - mean);
+      }
+      HOLD(held[k + j]);
+      HOLD(slopes[k + j]);
     }
-    HOLD(held[k]);
-    HOLD(slopes[k]);
   }
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -322,18 +341,22 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #pragma unroll
   for (int i = 0; i < V; i++) own[i] = w[first_factor + lane * V + i];
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    const size_t at = start + pixel * STEP;
-    const Pack given = GIVEN(k, at);
-    Pack pack = SEEN(k, at);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-      const float slope = number(passed(given.of[i], pack.of[i], mean, factor[i], shift[i], CUT));
-      pack.of[i] = kept(scale * (slope * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack given[BATCH], packs[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
+      given[j] = GIVEN(k + j, at);
+      packs[j] = SEEN(k + j, at);
     }
-    *(Pack*)(dx + at) = pack;
+    EACH_OF_BATCH(k) {
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        const Number seen = packs[j].of[i];
+        const float slope = number(passed(given[j].of[i], seen, mean, factor[i], shift[i], CUT));
+        packs[j].of[i] = kept(scale * (slope * own[i] - level - (number(seen) - mean) * tilt));
+      }
+      *(Words*)(dx + start + (row + (k + j) * ROWS) * STEP) = closed(packs[j]);
+    }
   }
 }
 

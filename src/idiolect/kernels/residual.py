@@ -16,10 +16,12 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.kernels.compiled import attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
+from idiolect.kernels.vmap_rules import call
 
 _ON = True  # off: every operation by itself, to compare
 _THREADS = 256
@@ -112,6 +114,41 @@ def may_wait(x: Tensor) -> bool:
 def waiting(work: Work, x: Tensor) -> DeferredTensor:
     """Return what a normalisation of x makes, to be done later."""
     return DeferredTensor(_Normalised(work, x.shape, x.stride(), x))
+
+
+def no_view(x: Tensor) -> Tensor:
+    """Return what waits as a tensor of its own.
+
+    Where a view is changed in place, as by `+=`, autograd would copy its gradient into zeros.
+    """
+    below = x
+    while torch._C._functorch.is_functorch_wrapped_tensor(below):
+        below = torch._C._functorch.get_unwrapped(below)
+    if not isinstance(below, DeferredTensor) or below.deferred.strides is None:
+        return x
+    own: Tensor = call(_NoView, x)
+    return own
+
+
+class _NoView(Function):
+    """Nothing is done."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return DeferredTensor(x.deferred, x) if isinstance(x, DeferredTensor) else x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor) -> Any:
+        """Map over clients."""
+        return call(_NoView, x), dims[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def tagged(gradient: Tensor) -> Tensor:
