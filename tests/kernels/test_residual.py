@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from idiolect.core.network import Network
 from idiolect.kernels import convolution, convolution_library, group_norm, residual
+from idiolect.kernels.deferred import DeferredTensor
 from idiolect.kernels.group_norm import GroupNormSizes
 
 CLIENTS, IMAGES, CHANNELS, SIDE = 3, 2, 4, 6
@@ -168,6 +169,68 @@ def compare(model: nn.Module, merged: Callable[[], None] = lambda: None) -> None
 @pytest.mark.parametrize("join", JOINS)
 def test_networks_are_the_same(join: str, kind: str, tasks: list[str]) -> None:
     compare(network(JOINS[join], kind))
+
+
+def test_pre_activation_is_the_same(tasks: list[str]) -> None:
+    """The sum, of no normalisation, goes to one and to the next sum."""
+    enter = nn.Conv2d(1, CHANNELS, 3, 1, 1)
+    blocks = [PreActivated(), PreActivated()]
+    compare(
+        nn.Sequential(enter, *blocks, nn.GroupNorm(2, CHANNELS), nn.Flatten(), nn.LazyLinear(3))
+    )
+    assert "cut gradient" in tasks
+
+
+@pytest.mark.parametrize("join", ["plain", "in place"])
+def test_second_derivatives(join: str, tasks: list[str]) -> None:
+    torch.manual_seed(0)
+    model = network(JOINS[join], "conv").double()
+    x = torch.randn(CLIENTS, IMAGES, 1, SIDE, SIDE, dtype=torch.float64)
+    model(x[0])
+    ours = Network(copy.deepcopy(model))
+    params = {name: leaf.expand(CLIENTS, *leaf.shape) for name, leaf in ours.params.items()}
+
+    def bend(run: Callable[..., Tensor]) -> Callable[..., dict[str, Tensor]]:
+        def curved(own: dict[str, Tensor], x: Tensor) -> Tensor:
+            slopes = grad(lambda own: run(own, x).sin().sum())(own)
+            return sum((one.pow(2).sum() for one in slopes.values()), torch.zeros(()))
+
+        return grad(curved)
+
+    made = vmap(bend(lambda own, x: ours(own, x, training=True)))(params, x)
+    for n in range(CLIENTS):
+        own = {name: leaf[n] for name, leaf in params.items()}
+        exact = bend(lambda own, x: functional_call(model, own, (x,)))(own, x[n])
+        for name, leaf in exact.items():
+            torch.testing.assert_close(made[name][n], leaf, rtol=1e-8, atol=1e-9)
+    assert "cut gradient of a sum" in tasks
+
+
+def test_it_can_be_switched_off(tasks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residual, "_ON", False)
+    compare(network(JOINS["plain"], "conv"))
+    compare(network(in_place, "conv"))
+    assert {*tasks} == {"normalise", "gradient"}
+
+
+def test_nothing_waits_when_a_network_has_run(tasks: list[str]) -> None:
+    """Not even where it fails, or keeps what it has made."""
+    kept: list[Tensor] = []
+
+    def keeping(found: Tensor, carried: Tensor) -> Tensor:
+        kept.append(found)
+        return found + carried
+
+    ours = Network(nn.Sequential(*[*network(keeping, "identity")][:4]))
+    x = torch.randn(CLIENTS, IMAGES, 1, SIDE, SIDE)
+    params = {name: leaf.expand(CLIENTS, *leaf.shape) for name, leaf in ours.params.items()}
+    made = vmap(lambda own, x: ours(own, x, training=False))(params, x)
+    assert isinstance(made, DeferredTensor) and not made.deferred.waits
+    below = torch._C._functorch.get_unwrapped(kept[0])
+    assert isinstance(below, DeferredTensor) and not below.deferred.waits
+    with pytest.raises(ZeroDivisionError), residual.Residuals():
+        raise ZeroDivisionError
+    assert residual._within.now is None
 
 
 def test_sums_and_relu_are_merged(tasks: list[str]) -> None:
