@@ -16,6 +16,7 @@ import json
 import math
 import time
 import traceback
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -30,7 +31,7 @@ from idiolect.bench.workloads import CIFAR, CLASSES, WORKLOADS, Workload, federa
 from idiolect.core.network import replace_layers
 from idiolect.engine import local_group
 from idiolect.engine.backend import Backend, multiplying
-from idiolect.kernels import autotune, compiled, convolution_halo, group_norm
+from idiolect.kernels import autotune, compiled, convolution_halo, group_norm, residual
 from idiolect.kernels.autotune import apart, few, milliseconds
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -47,7 +48,7 @@ TOP = 6  # kernels that are printed
 PROFILED = 3  # rounds
 KINDS = {  # of kernels, by words in their names; the first that fits
     "weights' order": ("by_taps", "turned", "put_back"),
-    "group normalisation": ("normalise", "gradients", "totals"),
+    "group normalisation": ("normalise", "gradients", "totals", "masked_sum"),
     "our convolutions": ("convolve", "weight_gradient", "input_gradient", "_rows"),
     "library's": ("xmma", "cutlass", "cudnn", "nhwc", "nchw", "conv", "gemm", "gemv", "splitK"),
     "halves": ("join",),
@@ -94,11 +95,35 @@ def norm() -> dict[str, object]:
                 ]
                 gb = [many * x.numel() * x.element_size() / 1e6 / one
                       for many, one in zip((2, 4), ms, strict=True)]  # fmt: skip
+                if order == "channels last":
+                    found[f"merged, {kind} {sizes}"] = _merged(own, sizes)
                 found[f"{kind} {order} {sizes}"] = {
                     "difference of y, mean, scale, dx, dw, db": [f"{one:.1e}" for one in far],
                     "ms": ms,
                     "GB/s if all is read or written once": [round(one) for one in gb],
                 }
+    return found
+
+
+def _merged(given: tuple[Tensor, ...], sizes: GroupNormSizes) -> dict[str, str]:
+    """Compare and time every form of the tasks that do more than normalise."""
+    g, x, w, _, _, _, b = given
+    other, seen = (torch.empty_like(g).normal_() for _ in range(2))
+    tasks = {
+        "normalise and add": (x, w, b, other),
+        "gradient of a sum": (*given, other),
+        "cut gradient": (*given, seen),
+        "cut gradient of a sum": (*given, other, seen),
+    }
+    found: dict[str, str] = {}
+    for task, inputs in tasks.items():
+        known = group_norm.forms(task, sizes, x, last=True)
+        exact = known["plain"](*(one.double() for one in inputs), sizes)
+        for name, form in known.items():
+            far = [apart(*pair) for pair in zip(form(*inputs, sizes), exact, strict=True)]
+            found[f"{task}, {name}"] = (
+                f"{max(far):.1e}, {milliseconds(form, *inputs, sizes):.4f} ms"
+            )
     return found
 
 
@@ -177,7 +202,9 @@ def gradient_difference(work: Workload, precision: str) -> float:
     def gradients(model: nn.Module, many: int, kind: torch.dtype) -> dict[str, Tensor]:
         def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             half = precision == "bf16" and kind == torch.float32
-            with torch.autocast(DEVICE, torch.bfloat16, enabled=half, cache_enabled=False):
+            cast = torch.autocast(DEVICE, torch.bfloat16, enabled=half, cache_enabled=False)
+            merging = kind == torch.float32 and residual.merges_on(x)
+            with cast, residual.Residuals() if merging else nullcontext():
                 logits = functional_call(model, own, (x,))
             return F.cross_entropy(logits.to(kind), y)
 

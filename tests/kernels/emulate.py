@@ -82,6 +82,7 @@ template <class Real> static Real __shfl_xor_sync(unsigned, Real value, int mask
   pass_on();
   return other;
 }
+template <class T> static T __ldcs(const T* from) { return *from; }
 static float __fsub_rn(float x, float y) { return x - y; }
 static float __fmul_rn(float x, float y) { return x * y; }
 static float __fadd_rn(float x, float y) { return x + y; }

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
 from idiolect.kernels.layer_norm import StackedLayerNorm
 from idiolect.kernels.linear import StackedLinear, linear_relu
 from idiolect.kernels.recurrent import LAYERS
+from idiolect.kernels.residual import Residuals, merges_on
 from idiolect.kernels.vmap_rules import GroupedFunction, call, differs_everywhere
 
 Spot = tuple[str, dict[str, Any], str, Tensor]
@@ -82,6 +84,7 @@ class Network:
         self._attends: dict[bool, bool | None] = dict.fromkeys((False, True), foreign and None)
         if stacked:
             self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
+        self._merges = any(isinstance(own, StackedGroupNorm) for own in self._modes[True].modules())
         self._layers = batchnorm.layers(self._modes[True])
         # The layer of the last parameter, which the head is unless the module declares another.
         self._last = list(self._shapes)[-1].rpartition(".")[0]
@@ -183,10 +186,11 @@ class Network:
             for name, holder, key, _ in spots:
                 holder[key] = params[name]
             model = self._modes[training]
-            if self._attends[training] is False:
-                return model(x) if part == "logits" else self._part(model, part, x)
-            with StackedAttention() as ours:
-                done = model(x) if part == "logits" else self._part(model, part, x)
+            with Residuals() if self._merges and merges_on(x) else nullcontext():
+                if self._attends[training] is False:
+                    return model(x) if part == "logits" else self._part(model, part, x)
+                with StackedAttention() as ours:
+                    done = model(x) if part == "logits" else self._part(model, part, x)
             if part != "head":
                 self._attends[training] = ours.called
             return done

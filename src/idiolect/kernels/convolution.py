@@ -19,6 +19,7 @@ from idiolect.kernels import (
     convolution_last,
     convolution_library,
     convolution_pointwise,
+    residual,
 )
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -94,7 +95,7 @@ class _ConvInputGradient(GroupedFunction):
     @staticmethod
     def forward(gradient: Tensor, w: Tensor, size: Pair, *step: Any) -> Any:
         shape = _seen_shape(gradient.shape[:2], w, size, *step)
-        return fastest_form("input_gradient", shape, gradient, w)
+        return residual.tagged(fastest_form("input_gradient", shape, gradient, w))
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> Any:

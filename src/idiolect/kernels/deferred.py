@@ -42,13 +42,22 @@ class Terms(NamedTuple):
 class Deferred(ABC):
     """What a tensor is to be computed of; its rows are those of clients."""
 
+    strides: tuple[int, ...] | None = None  # of images, in their own order; others have no gaps
+
     def __init__(self, shape: Sequence[int], like: Tensor) -> None:
         """Note a shape, and a tensor of the same kind on the same device."""
         self.shape, self.like = torch.Size(shape), like
 
     @abstractmethod
     def make(self) -> Tensor:
-        """Compute it, without gaps."""
+        """Compute it, in its order in memory."""
+
+    def merged(self, func: Any, args: tuple[Any, ...], own: "DeferredTensor") -> Any:
+        """Do an operation on it and others together with it; None where it has to be computed.
+
+        `own` is it, among the arguments.
+        """
+        return None
 
     def added(self, factor: float, to: Tensor) -> Tensor | None:
         """Return something plus factor times this; None where one launch for all leaves is better.
@@ -174,16 +183,21 @@ def _number(one: Any) -> bool:
 
 
 class DeferredTensor(Tensor):
-    """Stands for what is deferred, in its own shape or another; what reads it gets it computed."""
+    """Stands for what is deferred, in its own shape or another; what reads it gets it computed.
+
+    The other shape is of the same numbers in memory.
+    """
 
     deferred: Deferred
 
     @staticmethod
-    def __new__(cls, deferred: Deferred, shape: torch.Size | None = None) -> "DeferredTensor":
-        """Make a stand-in of a shape, without gaps."""
-        like = deferred.like
+    def __new__(cls, deferred: Deferred, seen: Tensor | None = None) -> "DeferredTensor":
+        """Make a stand-in of its own shape, or one that lies in memory as another tensor does."""
+        like, shape, strides = deferred.like, deferred.shape, deferred.strides
+        if seen is not None:
+            shape, strides = seen.shape, seen.stride()
         own: DeferredTensor = torch.Tensor._make_wrapper_subclass(
-            cls, deferred.shape if shape is None else shape, dtype=like.dtype, device=like.device
+            cls, shape, strides=strides, dtype=like.dtype, device=like.device
         )
         own.deferred = deferred
         return own
@@ -194,9 +208,18 @@ class DeferredTensor(Tensor):
     ) -> Any:
         """Look at it in another shape, or compute it and do what is asked."""
         if func in _LOOKS:
-            seen = func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs or {})
-            if seen.is_contiguous() and seen.numel() == args[0].numel():
-                return cls(args[0].deferred, seen.shape)
+            own = args[0]
+            stand = torch.empty_strided(own.shape, own.stride(), device="meta")
+            seen = func(stand, *args[1:], **kwargs or {})
+            ordered = own.deferred.strides is not None or seen.is_contiguous()
+            if ordered and seen.numel() == own.numel():
+                return cls(own.deferred, seen)
+        images = [one for one in args if isinstance(one, cls) and one.deferred.strides is not None]
+        for own in () if kwargs else images:
+            if (done := own.deferred.merged(func, args, own)) is not None:
+                return done
+        if images:
+            return func(*computed(args), **computed(kwargs or {}))
         if func is _aten.ones_like.default:  # with which a backward pass begins
             return cls(Ones(args[0].shape, args[0].deferred.like))
         if _may_wait(func, args, kwargs):
@@ -207,10 +230,19 @@ class DeferredTensor(Tensor):
 def computed(given: Any) -> Any:
     """Put what is deferred, among arguments of any form, in its place."""
     if isinstance(given, DeferredTensor):
-        return given.deferred.made.view(given.shape)
+        made = given.deferred.made
+        if given.deferred.strides is None:
+            return made.view(given.shape)
+        return made.as_strided(given.shape, given.stride())
     if type(given) in (tuple, list):
         return type(given)(map(computed, given))
     return {name: computed(one) for name, one in given.items()} if type(given) is dict else given
+
+
+def images_computed(given: Any) -> Any:
+    """Compute what is deferred images, which most functions know nothing of."""
+    ours = isinstance(given, DeferredTensor) and given.deferred.strides is not None
+    return computed(given) if ours else given
 
 
 def settled(given: Tensor) -> Tensor:

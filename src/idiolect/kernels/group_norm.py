@@ -1,7 +1,8 @@
 """Group normalisation in which every client of a stack has its own factors.
 
 vmap splits torch's into some fifty operations a layer going backward; here it is one launch of
-`norm.cu` each way, including the ReLU that often follows. Differentiable any number of times.
+`norm.cu` each way, including the ReLU that often follows, and with channels last a residual sum
+between them (`residual`). Differentiable any number of times.
 """
 
 import functools
@@ -11,8 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from idiolect.kernels import residual
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.compiled import launch, round_up
+from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 _WARP = 32
@@ -21,7 +24,13 @@ _MANY_THREADS, _MOST_THREADS = 512, 1024  # of a block with channels last
 _HELD = (32, 64)  # bytes of a pixel in a block that holds its pixels in registers, at least
 _KEPT = 8  # pixels that a thread holds, at most
 _ROOM = 100 * 1024  # bytes of shared memory of a block, at most
-_GRADIENT_INPUTS = 7
+_GRADIENT_INPUTS = 7  # of the plain task; then what is merged with it
+_GRADIENTS = {  # tasks by whether the gradient is a sum, and whether ReLU cut something off
+    (False, False): "gradient",
+    (True, False): "gradient of a sum",
+    (False, True): "cut gradient",
+    (True, True): "cut gradient of a sum",
+}
 
 
 class StackedGroupNorm(nn.GroupNorm):
@@ -55,7 +64,7 @@ def _normalised(layer: nn.GroupNorm, x: Tensor, relu: bool) -> Tensor:
     pixels = x.flatten(2)[None]
     options = (layer.num_groups, layer.eps, relu)
     y: Tensor = call(_Normalise, pixels, layer.weight[None], layer.bias[None], *options)[0]
-    return y.squeeze(0).reshape(x.shape)
+    return residual.no_view(y.squeeze(0).reshape(x.shape))
 
 
 class GroupNormSizes(NamedTuple):
@@ -71,14 +80,14 @@ class GroupNormSizes(NamedTuple):
 
     def related(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let y of a gradient's inputs, drawn at random, be made of the others, as it is in use."""
-        if len(inputs) != _GRADIENT_INPUTS:
+        if len(inputs) < _GRADIENT_INPUTS:
             return inputs
-        gradient, x, w, mean, scale, y, b = inputs
+        gradient, x, w, mean, scale, y, b, *others = inputs
         each = self.channels // self.parts
         level, by = (one.repeat_interleave(each, 2) for one in (mean, scale))
         made = (_single(x) - level[..., None]) * (w[:, None] * by)[..., None] + b[:, None, :, None]
         y.copy_(made.relu() if self.relu else made)
-        return gradient, x, w, mean, scale, y, b
+        return gradient, x, w, mean, scale, y, b, *others
 
 
 class _Normalise(GroupedFunction):
@@ -96,12 +105,18 @@ class _Normalise(GroupedFunction):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor, *options: Any) -> Any:
-        return _fastest("normalise", GroupNormSizes(*x.shape, *options), x, w, b)
+        sizes = GroupNormSizes(*x.shape, *options)
+        if not sizes.relu and residual.may_wait(x) and _merges(x, sizes):
+            work = _Work(x, w, b, sizes)
+            statistics = (DeferredTensor(_Statistic(work, which)) for which in range(2))
+            return residual.waiting(work, x), *statistics
+        return _fastest("normalise", sizes, x, w, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, w, b, *ctx.options = inputs
         y, mean, scale = output
+        y = y if ctx.options[2] else x  # which alone needs it: what is added to it in place may be
         ctx.mark_non_differentiable(mean, scale)
         ctx.set_materialize_grads(False)  # theirs would be zeros, made for nothing
         ctx.save_for_backward(x, w, mean, scale, y, b)
@@ -113,13 +128,30 @@ class _Normalise(GroupedFunction):
 
 
 class _NormaliseGradient(GroupedFunction):
-    """The gradient by y, x, w, means, scales, y, b -> the gradients by x, w and b."""
+    """The gradient by y, x, w, means, scales, y, b -> the gradients by x, w and b.
+
+    Without ReLU, y is not read, and may be any images.
+    """
+
+    merges = True
 
     @staticmethod
-    def forward(gradient: Tensor, x: Tensor, *rest: Any) -> Any:
-        *given, parts, eps, relu = rest
+    def forward(gradient: Tensor, *rest: Any) -> Any:
+        x, *given = map(computed, rest)
+        *given, parts, eps, relu = given
         sizes = GroupNormSizes(*x.shape, parts, eps, relu)  # type: ignore[call-arg]
-        return _fastest("gradient", sizes, gradient, x, *given)
+        found = getattr(gradient, "deferred", None)
+        if not isinstance(found, residual.Gradient) or not _merges(x, sizes):
+            return _fastest("gradient", sizes, computed(gradient), x, *given)
+        if gradient.dtype != x.dtype or gradient.stride() != x.stride():
+            return _fastest("gradient", sizes, computed(gradient), x, *given)
+        (first, *second), cut = found.parts(x)
+        others = [*second] if cut is None else [*second, cut]
+        task = _GRADIENTS[bool(second), cut is not None]
+        dx, dw, db, *kept = _fastest(task, sizes, first, x, *given, *others)
+        if kept:
+            found.keep(kept[0], x)
+        return dx, dw, db
 
     @staticmethod
     def backward(ctx: Any, *further: Tensor) -> Any:
@@ -135,10 +167,53 @@ class _NormaliseGradient(GroupedFunction):
         return *pull(further), None, None, None, None, None, None, None
 
 
+class _Work:
+    """A normalisation that waits for what follows it."""
+
+    def __init__(self, x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes) -> None:
+        self.given, self._sizes = (x, w, b), sizes
+        self._statistics: tuple[Tensor, ...] = ()
+
+    def done(self, added: Tensor | None, relu: bool) -> Tensor:
+        """Do it, and keep means and scales."""
+        sizes = self._sizes._replace(relu=relu)
+        task, others = ("normalise", ()) if added is None else ("normalise and add", (added,))
+        y, *statistics = _fastest(task, sizes, *self.given, *others)
+        self._statistics = self._statistics or (*statistics,)
+        result: Tensor = y
+        return result
+
+    def statistic(self, which: int) -> Tensor:
+        """Return means or scales, for which it may have to be done."""
+        if not self._statistics:
+            self.done(None, False)
+        return self._statistics[which]
+
+
+class _Statistic(Deferred):
+    """Means or scales of a normalisation that waits."""
+
+    def __init__(self, work: _Work, which: int) -> None:
+        x, _, _ = work.given
+        single = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        shape = (*x.shape[:2], work._sizes.parts)
+        super().__init__(shape, x.new_empty(0, dtype=single))
+        self._work, self._which = work, which
+
+    def make(self) -> Tensor:
+        """Return them."""
+        return self._work.statistic(self._which)
+
+
+def _merges(x: Tensor, sizes: GroupNormSizes) -> bool:
+    """Say whether our kernels, with channels last, take images: these do more at once."""
+    return sizes.groups * sizes.images > FEW and _channels_last(x, sizes)
+
+
 def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
     if sizes.groups * sizes.images <= FEW:
         return _FORMS[task]["plain"](*inputs, sizes)
-    last = _channels_last(inputs[0] if task == "normalise" else inputs[1], sizes)
+    last = _channels_last(inputs[0] if task.startswith("normalise") else inputs[1], sizes)
     name = f"{task}, channels last" if last else task  # another kernel, compared for itself
     return fastest(name, sizes, lambda: forms(task, sizes, inputs[0], last), *inputs)
 
@@ -146,7 +221,7 @@ def _fastest(task: str, sizes: GroupNormSizes, *inputs: Tensor) -> Any:
 def forms(task: str, sizes: GroupNormSizes, x: Tensor, last: bool) -> dict[str, Form]:
     """Return the ways to do a task; a block may hold what it has read."""
     known = dict(_FORMS[task])
-    if not last and _kept_bytes(task == "gradient", sizes, x) <= _ROOM:
+    if not last and _kept_bytes("gradient" in task, sizes, x) <= _ROOM:
         known["held"] = functools.partial(known["norm"], least=1)
     for least in _HELD if last else ():
         rows = _block(x, sizes, least)[0]
@@ -188,6 +263,30 @@ def plain_gradient(
     return dx.to(half), (gradient * standard).sum((1, 3)), gradient.sum((1, 3))
 
 
+def plain_normalise_and_add(
+    x: Tensor, w: Tensor, b: Tensor, added: Tensor, sizes: GroupNormSizes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y + what is added, perhaps after ReLU, with means and scales."""
+    y, mean, scale = plain_normalise(x, w, b, sizes._replace(relu=False))
+    y = y + added
+    return y.relu() if sizes.relu else y, mean, scale
+
+
+def plain_merged_gradient(*inputs: Any, plus: bool, masked: bool) -> tuple[Tensor, ...]:
+    """Return the gradients, of the sum of two; where ReLU's result was 0 it is 0, and returned.
+
+    The second, and the result, come after the other tensors.
+    """
+    gradient, *given = inputs[:_GRADIENT_INPUTS]
+    *others, sizes = inputs[_GRADIENT_INPUTS:]
+    if plus:
+        gradient = gradient + others[0]
+    if masked:
+        gradient = torch.ops.aten.threshold_backward(gradient, others[-1], 0)
+    made: tuple[Tensor, ...] = plain_gradient(gradient, *given, sizes)  # type: ignore[call-arg]
+    return (*made, gradient) if masked else made
+
+
 def _single(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
@@ -203,24 +302,30 @@ def _standardised(x: Tensor, mean: Tensor, scale: Tensor, sizes: GroupNormSizes)
 
 
 def cuda_normalise(
-    x: Tensor, w: Tensor, b: Tensor, sizes: GroupNormSizes, least: int = 0
+    x: Tensor, w: Tensor, b: Tensor, *others: Any, least: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same in one launch, images in the order in memory that they have."""
+    """Do the same in one launch, images in the order in memory that they have.
+
+    What is added has that of x, with channels last.
+    """
+    *added, sizes = others
     last = _channels_last(x, sizes)
     x = x if last else x.contiguous()
     y = _empty_like(x, last)
     mean, scale = (w.new_empty(*x.shape[:2], sizes.parts) for _ in range(2))
-    given = [x, w.contiguous(), b.contiguous(), y, mean, scale]
-    _launch("normalise", sizes, given, x, last, least)
+    given = [x, w.contiguous(), b.contiguous(), *(added or [x]), y, mean, scale]
+    _launch("normalise", sizes, given, x, last, least, PLUS=len(added))
     return y, mean, scale
 
 
-def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def cuda_gradient(
+    *inputs: Any, least: int = 0, plus: bool = False, masked: bool = False
+) -> tuple[Tensor, ...]:
     """Do the same in one launch, and one that adds up over images.
 
     What ReLU cut off is seen by y made anew of x, w and b, so that y need not be read.
     """
-    gradient, x, w, mean, scale, _, b, sizes = inputs
+    gradient, x, w, mean, scale, _, b, *others, sizes = inputs
     last = _channels_last(x, sizes)
     order = _ordered_last if last else torch.Tensor.contiguous
     x = order(x)
@@ -230,9 +335,12 @@ def cuda_gradient(*inputs: Any, least: int = 0) -> tuple[Tensor, Tensor, Tensor]
     dx = _empty_like(x, last)
     parts = w.new_empty(2, *x.shape[:3])
     factors = [one.contiguous() for one in (w, mean, scale, b)]
-    _launch("gradients", sizes, [gradient, x, *factors, dx, *parts], x, last, least)
+    kept = [_empty_like(x, last)] if masked else []
+    merged = [others[0] if plus else x, others[-1] if masked else x, *(kept or [dx])]
+    given = [gradient, x, *factors, dx, *parts, *merged]
+    _launch("gradients", sizes, given, x, last, least, PLUS=int(plus), MASKED=int(masked))
     dw, db = _totals(parts)
-    return dx, dw, db
+    return dx, dw, db, *kept
 
 
 def _totals(parts: Tensor) -> Tensor:
@@ -302,12 +410,14 @@ def _block(x: Tensor, sizes: GroupNormSizes, least: int = 0) -> tuple[int, int]:
 
 
 def _launch(
-    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int
-) -> None:
+    name: str, sizes: GroupNormSizes, tensors: list[Tensor], x: Tensor, last: bool, least: int,
+    **merged: int,
+) -> None:  # fmt: skip
     constants: dict[str, int | str] = {
         "C": sizes.channels, "PARTS": sizes.parts, "PIXELS": sizes.pixels,
         "EPS": f"{sizes.eps!r}f",
         **({"HALF": 1} if x.dtype == torch.bfloat16 else {}),
+        **{which: 1 for which, there in merged.items() if there},
     }  # fmt: skip
     blocks = sizes.groups * sizes.images
     rest = tensors[0].stride()[1:3] if name == "gradients" else ()
@@ -351,5 +461,14 @@ def _power(number: int) -> int:
 
 _FORMS: dict[str, dict[str, Form]] = {
     "normalise": {"plain": plain_normalise, "norm": cuda_normalise},
+    "normalise and add": {"plain": plain_normalise_and_add, "norm": cuda_normalise},
     "gradient": {"plain": plain_gradient, "norm": cuda_gradient},
+    **{
+        task: {
+            "plain": functools.partial(plain_merged_gradient, plus=plus, masked=masked),
+            "norm": functools.partial(cuda_gradient, plus=plus, masked=masked),
+        }
+        for (plus, masked), task in _GRADIENTS.items()
+        if plus or masked
+    },
 }

@@ -5,7 +5,9 @@
 // pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
 // (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
 // without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what
-// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it.
+// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it. With
+// LAST, others may be part of it. Forward, with PLUS, other images are added before that. Backward, with PLUS the gradient
+// is the sum of two, and with MASKED it is 0 where images that are given were cut off, and kept for others that read it.
 
 #define CHANNELS (C / PARTS)        // of a piece
 #define EACH (CHANNELS * PIXELS)    // numbers of a piece
@@ -48,6 +50,23 @@ __device__ __forceinline__ float rectified(float value, int relu) {
   return relu && value < 0.f ? 0.f : value;  // what is no number stays so
 }
 
+#ifndef PLUS
+#define PLUS 0
+#endif
+#ifndef MASKED
+#define MASKED 0
+#endif
+
+// What is read once, and leaves room in the caches for what is read again.
+__device__ __forceinline__ Pack once(const Number* from) {
+  if (sizeof(Pack) == 16) {
+    const float4 four = __ldcs((const float4*)from);
+    return *(const Pack*)&four;
+  } else {
+    return *(const Pack*)from;
+  }
+}
+
 // A number of the result before ReLU. Nothing is contracted here, so that torch's operations give the same.
 __device__ __forceinline__ float placed(Number x, float mean, float factor, float shift) {
   return __fadd_rn(__fmul_rn(__fsub_rn(number(x), mean), factor), shift);
@@ -77,6 +96,15 @@ constexpr int unrolled = KEPT;
 constexpr int unrolled = 4;
 #define BLOCKS 1
 #endif
+
+// With more to read, pixels that a thread reads before it writes the first: no later read may pass a write.
+#if (PLUS || MASKED) && !defined(KEPT)
+#define BATCH 2
+#else
+#define BATCH 1
+#endif
+#define EACH_OF_BATCH(k) \
+  _Pragma("unroll") for (int j = 0; j < BATCH; j++) if ((BATCH == 1 || (k) + j < COUNT) && THERE((k) + j))
 
 __device__ __forceinline__ size_t beginning(int images) {
   const size_t image = blockIdx.x / SLICES % images, g = blockIdx.x / SLICES / images;
@@ -108,7 +136,7 @@ __device__ __forceinline__ float over_piece(float value, float* room) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
+          const Number* __restrict__ added, Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const int lane = threadIdx.x % LANES, row = threadIdx.x / LANES;
@@ -154,13 +182,22 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
     shift[i] = b[channel];
   }
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    Pack pack = SEEN(k, start + pixel * STEP);
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack packs[BATCH], others[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
+      packs[j] = SEEN(k + j, at);
+      if (PLUS) others[j] = once(added + at);
+    }
+    EACH_OF_BATCH(k) {
 #pragma unroll
-    for (int i = 0; i < V; i++) pack.of[i] = kept(rectified(placed(pack.of[i], mean, factor[i], shift[i]), relu));
-    *(Pack*)(y + start + pixel * STEP) = pack;
+      for (int i = 0; i < V; i++) {
+        float value = placed(packs[j].of[i], mean, factor[i], shift[i]);
+        if (PLUS) value += number(others[j].of[i]);
+        packs[j].of[i] = kept(rectified(value, relu));
+      }
+      *(Words*)(y + start + (row + (k + j) * ROWS) * STEP) = closed(packs[j]);
+    }
   }
   if (row == 0 && lane % PER == 0) {
     means[own_pieces() + lane / PER] = mean;
@@ -168,12 +205,32 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
   }
 }
 
+#if PLUS || MASKED
+// The gradient of a pixel's channels, of several; it stays where the thread finds it again: where it is kept for others,
+// or in the place of dx, which the thread writes there later.
+#define KEPT_IN (MASKED ? masked : dx)
+__device__ __forceinline__ Pack summed(const Number* gradient, const Number* second, const Number* cut, size_t at) {
+  Pack given = once(gradient + at), other;
+  if (PLUS) {
+    other = once(second + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) given.of[i] = kept(number(given.of[i]) + number(other.of[i]));
+  }
+  if (MASKED) {
+    other = once(cut + at);
+#pragma unroll
+    for (int i = 0; i < V; i++) given.of[i] = number(other.of[i]) <= 0.f ? (Number)0 : given.of[i];
+  }
+  return given;
+}
+#endif
+
 // dx, and each image's part of dw and db; `far` and `apart` are for the other order.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
-          int apart) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, const Number* __restrict__ second,
+          const Number* __restrict__ cut, Number* __restrict__ masked, int images, int relu, int far, int apart) {
   extern __shared__ float4 memory[];
   float* plains = (float*)memory;     // [ROWS][OWN], then a sum for each channel, then for each piece
   float* timeses = plains + ROWS * OWN;
@@ -194,7 +251,12 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
     if (!THERE(k)) break;
     const size_t at = start + (row + k * ROWS) * STEP;
     held[k] = *(const Words*)(x + at);
+#if PLUS || MASKED
+    Pack given = summed(gradient, second, cut, at);
+    if (MASKED) *(Words*)(masked + at) = closed(given);
+#else
     Pack given = *(const Pack*)(gradient + at);
+#endif
     const Pack seen = opened(held[k]);
 #pragma unroll
     for (int i = 0; i < V; i++) given.of[i] = passed(given.of[i], seen.of[i], mean, factor[i], shift[i], relu);
@@ -205,23 +267,38 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #define GIVEN(k, at) opened(slopes[k])
 #define CUT 0
 #else
+#if PLUS || MASKED
+#define GIVEN(k, at) *(const Pack*)(KEPT_IN + (at))
+#else
 #define GIVEN(k, at) *(const Pack*)(gradient + (at))
+#endif
 #define CUT relu
 #endif
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    const size_t at = start + pixel * STEP;
-    const Pack given = GIVEN(k, at), seen = SEEN(k, at);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-      const float slope = number(passed(given.of[i], seen.of[i], mean, factor[i], shift[i], CUT));
-      plain[i] += slope;
-      times[i] += slope * (number(seen.of[i]) - mean);
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack given[BATCH], seen[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
+#if (PLUS || MASKED) && !defined(KEPT)
+      given[j] = summed(gradient, second, cut, at);
+#else
+      given[j] = GIVEN(k + j, at);
+#endif
+      seen[j] = SEEN(k + j, at);
     }
-    HOLD(held[k]);
-    HOLD(slopes[k]);
+    EACH_OF_BATCH(k) {
+#if (PLUS || MASKED) && !defined(KEPT)
+      *(Words*)(KEPT_IN + start + (row + (k + j) * ROWS) * STEP) = closed(given[j]);
+#endif
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        const float slope = number(passed(given[j].of[i], seen[j].of[i], mean, factor[i], shift[i], CUT));
+        plain[i] += slope;
+        times[i] += slope * (number(seen[j].of[i]) - mean);
+      }
+      HOLD(held[k + j]);
+      HOLD(slopes[k + j]);
+    }
   }
 #pragma unroll
   for (int i = 0; i < V; i++) {
@@ -264,18 +341,22 @@ gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, con
 #pragma unroll
   for (int i = 0; i < V; i++) own[i] = w[first_factor + lane * V + i];
 #pragma unroll unrolled
-  for (int k = 0; k < COUNT; k++) {
-    const int pixel = row + k * ROWS;
-    if (!THERE(k)) break;
-    const size_t at = start + pixel * STEP;
-    const Pack given = GIVEN(k, at);
-    Pack pack = SEEN(k, at);
-#pragma unroll
-    for (int i = 0; i < V; i++) {
-      const float slope = number(passed(given.of[i], pack.of[i], mean, factor[i], shift[i], CUT));
-      pack.of[i] = kept(scale * (slope * own[i] - level - (number(pack.of[i]) - mean) * tilt));
+  for (int k = 0; k < COUNT; k += BATCH) {
+    Pack given[BATCH], packs[BATCH];
+    EACH_OF_BATCH(k) {
+      const size_t at = start + (row + (k + j) * ROWS) * STEP;
+      given[j] = GIVEN(k + j, at);
+      packs[j] = SEEN(k + j, at);
     }
-    *(Pack*)(dx + at) = pack;
+    EACH_OF_BATCH(k) {
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        const Number seen = packs[j].of[i];
+        const float slope = number(passed(given[j].of[i], seen, mean, factor[i], shift[i], CUT));
+        packs[j].of[i] = kept(scale * (slope * own[i] - level - (number(seen) - mean) * tilt));
+      }
+      *(Words*)(dx + start + (row + (k + j) * ROWS) * STEP) = closed(packs[j]);
+    }
   }
 }
 
@@ -309,7 +390,7 @@ __device__ __forceinline__ size_t own(int images) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 normalise(const Number* __restrict__ x, const float* __restrict__ w, const float* __restrict__ b,
-          Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
+          const Number* __restrict__ added, Number* __restrict__ y, float* __restrict__ means, float* __restrict__ scales, int images, int relu) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -355,8 +436,8 @@ normalise(const Number* __restrict__ x, const float* __restrict__ w, const float
 extern "C" __global__ void __launch_bounds__(THREADS)
 gradients(const Number* __restrict__ gradient, const Number* __restrict__ x, const float* __restrict__ w,
           const float* __restrict__ means, const float* __restrict__ scales, const float* __restrict__ b,
-          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, int images, int relu, int far,
-          int apart) {
+          Number* __restrict__ dx, float* __restrict__ dw, float* __restrict__ db, const Number* __restrict__ second,
+          const Number* __restrict__ cut, Number* __restrict__ masked, int images, int relu, int far, int apart) {
   extern __shared__ float4 memory[];
   float* room = (float*)memory;
   const size_t start = (size_t)blockIdx.x * EACH, factor = own(images);
@@ -437,4 +518,18 @@ totals(const float* __restrict__ parts, float* __restrict__ out, int images) {
   if (warp || channel >= C) return;
   for (int other = 1; other < WARPS; other++) sum += room[other * 32 + lane];
   out[(size_t)blockIdx.y * C + channel] = sum;
+}
+
+// The sum of two gradients, 0 where images were cut off: of V numbers for each thread.
+extern "C" __global__ void __launch_bounds__(THREADS)
+masked_sum(const Number* __restrict__ gradient, const Number* __restrict__ second, const Number* __restrict__ cut,
+           Number* __restrict__ out, int packs) {
+  const int pack = blockIdx.x * THREADS + threadIdx.x;
+  if (pack >= packs) return;
+  const Pack one = ((const Pack*)gradient)[pack], two = ((const Pack*)second)[pack], seen = ((const Pack*)cut)[pack];
+  Pack sum;
+#pragma unroll
+  for (int i = 0; i < V; i++)
+    sum.of[i] = number(seen.of[i]) <= 0.f ? (Number)0 : kept(number(one.of[i]) + number(two.of[i]));
+  ((Pack*)out)[pack] = sum;
 }

@@ -1,11 +1,14 @@
 """Autograd functions with an axis of groups before all others, and how vmap maps them."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from idiolect.kernels.deferred import images_computed
 
 
 def float32_on_cuda(x: Tensor) -> bool:
@@ -43,10 +46,24 @@ class GroupedFunction(Function):
 
     Mapped over clients, their axis becomes part of the groups. Where the first tensors, as many as
     `joins_examples`, are [group, example, ...], and clients differ in these alone, it becomes part
-    of the examples instead.
+    of the examples instead. Images that are deferred are computed for those that do not `merge`.
     """
 
     joins_examples: ClassVar[int] = 0
+    merges: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Give the function tensors that it can read."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("forward")
+        if own is None or cls.merges:
+            return
+
+        @functools.wraps(own.__func__)
+        def forward(*inputs: Any) -> Any:
+            return own.__func__(*map(images_computed, inputs))
+
+        cls.forward = staticmethod(forward)  # type: ignore[method-assign]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
