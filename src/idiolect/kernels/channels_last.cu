@@ -15,22 +15,10 @@
 
 #include "common.cuh"
 
-// Four matrices of 8 rows of 16 bytes; each thread names one row, and gets four bytes of a row of each matrix.
-__device__ __forceinline__ void load_matrices(unsigned* to, const char* from) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
-}
-
-// The same with rows and columns exchanged, for numbers of two bytes.
-__device__ __forceinline__ void load_turned(unsigned* to, const char* from) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
-}
-
 // sums[16][8] += a[16][k] * b[k][8], each spread over the threads of a warp; k is 32 bytes of numbers.
 __device__ __forceinline__ void multiply(float* sums, const unsigned* a, const unsigned* b) {
 #ifdef HALF
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  multiply_half(sums, a, b);
 #else
   multiply_short(sums, a, b);
 #endif
