@@ -45,9 +45,11 @@ class HaloTile(NamedTuple):
 
 
 _CUTS = (HaloTile(64, 2), HaloTile(128, 1))  # of four, each won on some layer of a ResNet
-
-
-_GATHERED = (HaloTile(128, 1, 256, 6), HaloTile(128, 2, 256, 4), HaloTile(64, 2, 256, 4))
+# Of the last two, two blocks are on a multiprocessor: one computes while another begins or ends.
+_GATHERED = (
+    HaloTile(128, 1, 256, 6), HaloTile(128, 2, 256, 4), HaloTile(64, 2, 256, 4),
+    HaloTile(128, 1, 256, 3), HaloTile(64, 1, 256, 4),
+)  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -94,7 +96,7 @@ def _gathered_forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str,
     if task not in _TASKS:
         return {}
     return {
-        f"gathered {cut.BN}x{cut.places}": _in_layout(gathered, task, cut)
+        f"gathered {cut.BN}x{cut.places}x{cut.STAGES}": _in_layout(gathered, task, cut)
         for cut in _GATHERED
         if suit and cut.BN < 2 * made
     }

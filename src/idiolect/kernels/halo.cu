@@ -182,7 +182,7 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
     }
   };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = warp / 4;  // the row of taps
-  float sums[SIDE][32];
+  float sums[SIDE * 32];
   for (int step = 0; step < AHEAD; step++) {
     if (step < steps) load(step);
     close_stage();
@@ -195,16 +195,21 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
     const int down = j - PAD + SHIFTED;
     const char* seen_by = from + PLACES * 128 + down % STRIDE * STRIDE * layer +
                           (reach + (down / STRIDE - SHIFTED / STRIDE) * (int)pitch) * 128;
-    const Matrix a = matrix_of(from, 1024, 1024), b = matrix_of(seen_by, 1024, 1024);
+    // Without a stride what the next tap sees is a row on, so all taps of a row are one matrix of 3 * 64 columns.
+    const Matrix a = matrix_of(from, 1024, 1024), b = matrix_of(seen_by, 1024, 128);
     begin_products();
 #pragma unroll
     for (int k = 0; k < PLACES / 16; k++)
+#if STRIDE == 1
+      add_turned(sums, a + k * (16 * 128 / 16), b + (k * 16 - PAD) * (128 / 16), step | k);
+#else
 #pragma unroll
       for (int i = 0; i < SIDE; i++) {
         const int right = i - PAD + SHIFTED;
-        add_turned(sums[i], a + k * (16 * 128 / 16),
+        add_turned(*(float(*)[32])(sums + i * 32), a + k * (16 * 128 / 16),
                    b + right % STRIDE * (layer / 16) + (k * 16 + right / STRIDE - SHIFTED / STRIDE) * (128 / 16), step | k);
       }
+#endif
     close_products();
     if (step + AHEAD < steps) load(step + AHEAD);
     close_stage();
@@ -222,7 +227,7 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
       for (int n = 0; n < 8; n++) {
         const int c = begin + n * 8 + lane % 4 * 2;
         if (c < C)
-          *(float2*)(out + ((size_t)o * (SIDE * SIDE) + j * SIDE + i) * C + c) = {sums[i][n * 4 + half * 2], sums[i][n * 4 + half * 2 + 1]};
+          *(float2*)(out + ((size_t)o * (SIDE * SIDE) + j * SIDE + i) * C + c) = {sums[i * 32 + n * 4 + half * 2], sums[i * 32 + n * 4 + half * 2 + 1]};
       }
   }
 }

@@ -35,6 +35,8 @@ __device__ __forceinline__ void await_products() {
 #define FIRST "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define SECOND "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
+#define THIRD "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+
 #ifdef HALF
 #define KIND(n, given) "{.reg .pred p; setp.ne.b32 p, %" given ", 0; wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 "
 #define TURNED(ways) ", p, 1, 1, " ways ";}"
@@ -43,8 +45,8 @@ __device__ __forceinline__ void await_products() {
 #define TURNED(ways) ", p, 1, 1;}"
 #endif
 
-// sums[64][64 or 128] += the product of two matrices, over 32 bytes of their rows; unless `more` is 0: sums = it. A thread has, of rows 16 * warp +
-// lane / 4 and eight further, two of every eight columns, from lane % 4 * 2 on.
+// sums[64][64 or 128] += the product of two matrices, over 32 bytes of their rows; unless `more` is 0: sums = it. A
+// thread has, of rows 16 * warp + lane / 4 and eight further, two of every eight columns, from lane % 4 * 2 on.
 __device__ __forceinline__ void add_product(float (&sums)[32], Matrix a, Matrix b, int more) {
   asm volatile(KIND("64", "34") "{" FIRST "}, %32, %33" TURNED("0, 0") : MANY(sums, 0) : "l"(a), "l"(b), "r"(more));
 }
@@ -54,12 +56,16 @@ __device__ __forceinline__ void add_product(float (&sums)[64], Matrix a, Matrix 
 }
 
 #ifdef HALF
-// The same over 16 rows of both.
+// The same over 16 rows of both; of up to 192 columns.
 __device__ __forceinline__ void add_turned(float (&sums)[32], Matrix a, Matrix b, int more) {
   asm volatile(KIND("64", "34") "{" FIRST "}, %32, %33" TURNED("1, 1") : MANY(sums, 0) : "l"(a), "l"(b), "r"(more));
 }
 
 __device__ __forceinline__ void add_turned(float (&sums)[64], Matrix a, Matrix b, int more) {
   asm volatile(KIND("128", "66") "{" FIRST "," SECOND "}, %64, %65" TURNED("1, 1") : MANY(sums, 0), MANY(sums, 32) : "l"(a), "l"(b), "r"(more));
+}
+
+__device__ __forceinline__ void add_turned(float (&sums)[96], Matrix a, Matrix b, int more) {
+  asm volatile(KIND("192", "98") "{" FIRST "," SECOND "," THIRD "}, %96, %97" TURNED("1, 1") : MANY(sums, 0), MANY(sums, 32), MANY(sums, 64) : "l"(a), "l"(b), "r"(more));
 }
 #endif
