@@ -1,8 +1,9 @@
 """Stacked convolutions with channels last, by kernels for Hopper's matrix units.
 
 `halo.cu` is for kernels whose result is as large as the image, or half as large with a stride of 2;
-its weight gradients are for kernels of 3×3. `gathered.cu` is for all. Weight gradients are for
-bfloat16 alone. Images lie in memory as in `convolution_last`.
+its weight gradients are for kernels of 3×3. `gathered.cu` is for all, `planes.cu` for gradients by
+images of kernels of 3×3 with a stride of 2. These, and weight gradients, are for bfloat16 alone.
+Images lie in memory as in `convolution_last`.
 """
 
 import functools
@@ -80,7 +81,10 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
     if not is_hopper() or shape.depthwise:
         return {}
-    return _held_forms(task, shape, kind) | _gathered_forms(task, shape, kind)
+    found = _held_forms(task, shape, kind) | _gathered_forms(task, shape, kind)
+    if task == "input_gradient" and kind == torch.bfloat16 and _has_planes(shape):
+        found["planes"] = InLayout(planes_gradient, all_last, 1)
+    return found
 
 
 def _gathered_forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
@@ -157,6 +161,30 @@ def gathered(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Te
     given = [*given, s.stride]
     launch("gathered.cu", "convolve", constants, grid, cut.THREADS, given, _PIECE + room)
     return out.permute(3, 0, 4, 1, 2)
+
+
+def _has_planes(s: ConvShape) -> bool:
+    step = (s.kernel_height, s.kernel_width, s.stride, s.padding)
+    suit = s.out_channels % _BLOCK == 0 == s.channels % 8
+    return step == (_SIDE, _SIDE, 2, 1) and suit and _planes_room(s) <= _SHARED
+
+
+def planes_gradient(gradient: Tensor, w: Tensor, s: ConvShape) -> Tensor:
+    """Return the gradient by the images, of a stride of 2, by `planes.cu`."""
+    out, (gradient, laid, *_) = _images("input_gradient", gradient, w, s)
+    places = s.images * (s.out_height + 1) * (s.out_width + 1)
+    grid = (-(-places // _PLACES[1]), s.groups, -(-s.channels // _BLOCK))
+    sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
+    threads = 2 * _PLACES[1]
+    constants = {"HALF": 1, "THREADS": threads}
+    given = [gradient, laid, out, s.images, *sizes]
+    launch("planes.cu", "input_gradient", constants, grid, threads, given, _planes_room(s))
+    return out.permute(3, 0, 4, 1, 2)
+
+
+def _planes_room(s: ConvShape) -> int:
+    held = round_up((_PLACES[1] + s.out_width + 2) * _ROW, _PIECE) * (s.out_channels // _BLOCK)
+    return _PIECE + _SIDE**2 * _BLOCK * _ROW + held
 
 
 def _images(task: str, x: Tensor, w: Tensor, s: ConvShape) -> tuple[Tensor, list[Any]]:
