@@ -220,8 +220,8 @@ def _launch_rows(name: str, images: Tensor, rows: Tensor, shape: ConvShape) -> N
     many = s.images * (s.out_height * s.out_width if gather else s.height * s.width)
     constants = {"THREADS": _THREADS, "PIXELS": _PIXELS} | ({"HALF": 1} if _half(images) else {})
     sizes = (s.images, s.channels, s.height, s.width, s.out_height, s.out_width)
-    kernel = (s.kernel_height, s.kernel_width, s.padding, s.stride)
-    given = [*((images, rows) if gather else (rows, images)), *sizes, *kernel]
+    constants |= {"KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding, "STRIDE": s.stride}
+    given = [*((images, rows) if gather else (rows, images)), *sizes]
     grid = (-(-many // _PIXELS), s.groups, 1)
     launch("patches.cu", name, constants, grid, _THREADS, given, 12 * _PIXELS)
 
