@@ -45,6 +45,11 @@ __device__ __forceinline__ void clear(float (*sums)[NT][4]) {
 
 #define BK (8 * E)                      // 128 bytes
 #define STAGE ((BM + BN) * 128)
+#ifdef HALF  // of 32 rows of weights, such that eight neighbouring channels made are those of a thread
+#define CHANNEL(row) ((row) / 32 * 32 + (row) % 8 / 2 * 8 + (row) / 8 % 4 * 2 + (row) % 2)
+#else
+#define CHANNEL(row) (row)
+#endif
 #define CLASSES (TRANSPOSED ? STRIDE : 1)   // pixels made, along an axis, that different taps contribute to
 #define LINES (THREADS / 8)             // rows that are copied at a time
 
@@ -96,7 +101,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
     }
 #pragma unroll
     for (int r = 0; r < BN / LINES; r++) {
-      const int o = base + line + r * LINES;
+      const int o = base + CHANNEL(line + r * LINES);
       const bool inside = there && o < OC;
       bring16(b + r * LINES * 128, w + (inside ? ((size_t)o * TAPS + part) * C + c : 0), inside);
     }
@@ -135,7 +140,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
         for (int n = 0; n < NT; n++) multiply(sums[m][n], as[m], bs + n * 2);
     }
   }
-  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
+  struct alignas(16) Eight { unsigned of[4]; };
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -144,11 +149,22 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
       if (own >= count) continue;
       const int row = top + pixel / across * CLASSES, col = left + pixel % across * CLASSES;
       const size_t to = ((size_t)image * (OH * OW) + row * OW + col) * groups + g;
+#ifdef HALF
+#pragma unroll
+      for (int n = 0; n < NT; n += 4) {
+        const int o = base + near + n * 8 + lane % 4 * 8;
+        Eight made;
+#pragma unroll
+        for (int i = 0; i < 4; i++) made.of[i] = both_kept(sums[m][n + i][half * 2], sums[m][n + i][half * 2 + 1]);
+        if (o < OC) *(Eight*)(y + to * OC + o) = made;
+      }
+#else
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         const int o = base + near + n * 8 + lane % 4 * 2;
-        if (o < OC) *(Two*)(y + to * OC + o) = {kept(sums[m][n][half * 2]), kept(sums[m][n][half * 2 + 1])};
+        if (o < OC) *(float2*)(y + to * OC + o) = {sums[m][n][half * 2], sums[m][n][half * 2 + 1]};
       }
+#endif
     }
 }
 
