@@ -83,10 +83,16 @@ def test_only_where_they_can() -> None:
             assert found and not any("halo" in name for name in found)
     assert not convolution_halo.forms("weight_gradient", shape, torch.float32)
     half = shape._replace(stride=2)
-    assert "planes" in convolution_halo.forms("input_gradient", half, torch.bfloat16)
+    found = {*convolution_halo.forms("input_gradient", half, torch.bfloat16)}
+    assert {"planes 128", "planes 64"} < found
+    deep = half._replace(out_channels=512)
+    found = {*convolution_halo.forms("input_gradient", deep, torch.bfloat16)}
+    assert "planes 64" not in found and "planes 128" in found
     for other in (shape, half._replace(out_channels=72), half._replace(padding=0)):
-        assert "planes" not in convolution_halo.forms("input_gradient", other, torch.bfloat16)
-    assert "planes" not in convolution_halo.forms("input_gradient", half, torch.float32)
+        found = convolution_halo.forms("input_gradient", other, torch.bfloat16)
+        assert not any("planes" in name for name in found)
+    found = convolution_halo.forms("input_gradient", half, torch.float32)
+    assert not any("planes" in name for name in found)
     assert any("halo" in name for name in forms("convolve", shape, rounded=True))
     assert not any("halo" in name for name in forms("convolve", shape))
 

@@ -30,6 +30,16 @@ __device__ __forceinline__ unsigned both_kept(WIDE one, WIDE other) {
 }
 #endif
 
+// Write two neighbours down.
+__device__ __forceinline__ void keep_both(void* to, WIDE one, WIDE other) {
+#ifdef HALF
+  *(unsigned*)to = both_kept(one, other);
+#else
+  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
+  *(Two*)to = {one, other};
+#endif
+}
+
 struct alignas(sizeof(Number) * 4 < 16 ? sizeof(Number) * 4 : 16) Four { Number at[4]; };
 
 // The sum over neighbouring threads, a power of two of them up to a warp, in a fixed order, for each of them.

@@ -28,6 +28,10 @@ _PLACES = {1: 128, 2: 64}  # at a time, by stride
 _STAGES, _WAVES = 4, 2
 _PANELS = (2, 4)  # of 64 channels that a tap sees, of a block
 _PIXELS = 64  # of theirs at a time
+_AT_ONCE = (
+    128,
+    64,
+)  # places of a block that makes planes; with the latter, two share shared memory
 _TASKS = ("convolve", "input_gradient")  # that make images
 
 
@@ -82,8 +86,8 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
     if not is_hopper() or shape.depthwise:
         return {}
     found = _held_forms(task, shape, kind) | _gathered_forms(task, shape, kind)
-    if task == "input_gradient" and kind == torch.bfloat16 and _has_planes(shape):
-        found["planes"] = InLayout(planes_gradient, all_last, 1)
+    if task == "input_gradient" and kind == torch.bfloat16:
+        return found | _planes_forms(shape)
     return found
 
 
@@ -163,27 +167,31 @@ def gathered(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Te
     return out.permute(3, 0, 4, 1, 2)
 
 
-def _has_planes(s: ConvShape) -> bool:
+def _planes_forms(s: ConvShape) -> dict[str, Form]:
     step = (s.kernel_height, s.kernel_width, s.stride, s.padding)
-    suit = s.out_channels % _BLOCK == 0 == s.channels % 8
-    return step == (_SIDE, _SIDE, 2, 1) and suit and _planes_room(s) <= _SHARED
+    if step != (_SIDE, _SIDE, 2, 1) or s.out_channels % _BLOCK or s.channels % 8:
+        return {}
+    return {
+        f"planes {places}": InLayout(functools.partial(planes_gradient, places=places), all_last, 1)
+        for places, room in zip(_AT_ONCE, (_SHARED, _SHARED // 2), strict=True)
+        if _planes_room(s, places) <= room
+    }
 
 
-def planes_gradient(gradient: Tensor, w: Tensor, s: ConvShape) -> Tensor:
+def planes_gradient(gradient: Tensor, w: Tensor, s: ConvShape, places: int) -> Tensor:
     """Return the gradient by the images, of a stride of 2, by `planes.cu`."""
     out, (gradient, laid, *_) = _images("input_gradient", gradient, w, s)
-    places = s.images * (s.out_height + 1) * (s.out_width + 1)
-    grid = (-(-places // _PLACES[1]), s.groups, -(-s.channels // _BLOCK))
+    every = s.images * (s.out_height + 1) * (s.out_width + 1)
+    grid = (-(-every // places), s.groups, -(-s.channels // _BLOCK))
     sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
-    threads = 2 * _PLACES[1]
-    constants = {"HALF": 1, "THREADS": threads}
-    given = [gradient, laid, out, s.images, *sizes]
-    launch("planes.cu", "input_gradient", constants, grid, threads, given, _planes_room(s))
+    constants = {"HALF": 1, "THREADS": 2 * places}
+    given, room = [gradient, laid, out, s.images, *sizes], _planes_room(s, places)
+    launch("planes.cu", "input_gradient", constants, grid, 2 * places, given, room)
     return out.permute(3, 0, 4, 1, 2)
 
 
-def _planes_room(s: ConvShape) -> int:
-    held = round_up((_PLACES[1] + s.out_width + 2) * _ROW, _PIECE) * (s.out_channels // _BLOCK)
+def _planes_room(s: ConvShape, places: int) -> int:
+    held = round_up((places + s.out_width + 2) * _ROW, _PIECE) * (s.out_channels // _BLOCK)
     return _PIECE + _SIDE**2 * _BLOCK * _ROW + held
 
 

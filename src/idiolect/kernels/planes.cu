@@ -25,7 +25,6 @@
 #define BEGIN(shift) ((shift) == 0 ? 0 : 128 + (shift) * 128)  // the row of the weights where those of a column begin
 #define ALL 576                           // rows of the weights of four columns
 #define NEXT (64 * 128 / 16)              // from a plane's weights to the next plane's, for a matrix
-#define PITCH (64 * 2 + 16)               // bytes of a row of what was made
 
 // C is of what is made, O of the gradient, which has OH rows and OW columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -50,7 +49,7 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
     }
   };
   auto load = [&](int chunk, int shift) {
-#pragma unroll
+#pragma unroll 4
     for (int r = 0; r < ROWS(shift) / LINES; r++) {
       const int row = line + r * LINES, plane = (shift < 2 ? shift : 2) + row / 64, c = base + row % 64;
       const int j = plane < 2 ? 1 : shift < 2 ? 2 : 0, i = plane % 3 == 0 ? 1 : shift % 2 ? 0 : 2;
@@ -58,7 +57,7 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
               w + (c < C ? ((size_t)c * 9 + j * 3 + i) * O + chunk * BK : 0), c < C);
     }
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = warp / 4 * 64;  // the group's first place
+  const int own = threadIdx.x / 128 * 64;  // the group's first place
   float sums[4][32];                      // of the planes: even, right, both, below
   hold(0);
   load(0, 0);
@@ -94,26 +93,12 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
     }
   }
   await_products<0>();
-  // By way of shared memory, so that neighbouring threads write 16 bytes each of the same pixel.
-  char* made = weights;                   // [plane][BM][PITCH]
-  __syncthreads();
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int row = own + warp % 4 * 16 + half * 8 + lane / 4;
-#pragma unroll
-    for (int n = 0; n < 32; n++)
-      *(unsigned*)(made + (n / 8 * BM + row) * PITCH + (n % 8 * 8 + lane % 4 * 2) * 2) = both_kept(sums[n / 8][n % 8 * 4 + half * 2], sums[n / 8][n % 8 * 4 + half * 2 + 1]);
-  }
-  __syncthreads();
-  const int c = base + piece * 8;
-  for (int row = line; row < BM; row += LINES) {
-    const unsigned spot = first + row, image = spot / each, h = spot % each / pitch, v = spot % each % pitch;
-    if (spot >= total || h >= OH || v >= OW || c >= C) continue;
-#pragma unroll
-    for (int plane = 0; plane < 4; plane++) {
+  for (int plane = 0; plane < 4; plane++)
+    write_pixels<1, 64>(weights + plane * BM * PITCH(64), sums + plane, base, C, [&](int row) -> Number* {
+      const unsigned spot = first + row, image = spot / each, h = spot % each / pitch, v = spot % each % pitch;
       const int down = h * 2 + plane / 2, right = v * 2 + (plane % 3 != 0);
-      if (down < H && right < W)
-        *(float4*)(dx + (((size_t)(image * H + down) * W + right) * groups + g) * C + c) = *(const float4*)(made + (plane * BM + row) * PITCH + piece * 16);
-    }
-  }
+      const bool inside = spot < total && h < OH && v < OW && down < H && right < W;
+      return inside ? dx + ((size_t)(image * H + down) * W + right) * groups * C + (size_t)g * C : nullptr;
+    });
 }
