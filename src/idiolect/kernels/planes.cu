@@ -93,12 +93,19 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
     }
   }
   await_products<0>();
+  __syncthreads();
 #pragma unroll
-  for (int plane = 0; plane < 4; plane++)
-    write_pixels<1, 64>(weights + plane * BM * PITCH(64), sums + plane, base, C, [&](int row) -> Number* {
-      const unsigned spot = first + row, image = spot / each, h = spot % each / pitch, v = spot % each % pitch;
+  for (int plane = 0; plane < 4; plane++) lay_pixels<1, 64>(weights + plane * BM * PITCH(64), sums + plane);
+  __syncthreads();
+  const int c = base + piece * 8;
+  for (int row = line; row < BM; row += LINES) {
+    const unsigned spot = first + row, image = spot / each, h = spot % each / pitch, v = spot % each % pitch;
+    if (spot >= total || h >= OH || v >= OW || c >= C) continue;
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) {
       const int down = h * 2 + plane / 2, right = v * 2 + (plane % 3 != 0);
-      const bool inside = spot < total && h < OH && v < OW && down < H && right < W;
-      return inside ? dx + ((size_t)(image * H + down) * W + right) * groups * C + (size_t)g * C : nullptr;
-    });
+      if (down < H && right < W)
+        *(float4*)(dx + (((size_t)(image * H + down) * W + right) * groups + g) * C + c) = *(const float4*)(weights + (plane * BM + row) * PITCH(64) + piece * 16);
+    }
+  }
 }

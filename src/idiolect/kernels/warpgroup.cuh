@@ -70,14 +70,11 @@ __device__ __forceinline__ void add_turned(float (&sums)[96], Matrix a, Matrix b
 }
 #endif
 
-// Write down what warpgroups made, TALL matrices each of 64 pixels and COLS channels from `base` on, of which there are
-// OC: by way of shared memory, so that neighbouring threads write 16 bytes each of the same pixel. `where` tells of a
-// pixel where its first channel is written, and nothing of one that is not.
-#define PITCH(cols) ((cols) * (int)sizeof(Number) + 16)  // bytes of a pixel in between
-template <int TALL, int COLS, class Where>
-__device__ __forceinline__ void write_pixels(char* made, const float (*sums)[COLS / 2], int base, int OC, Where where) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = 16 / (int)sizeof(Number), pieces = COLS / each;
-  __syncthreads();
+// Lay what warpgroups made, TALL matrices each of 64 pixels and COLS channels, into shared memory, a pixel after the other.
+#define PITCH(cols) ((cols) * (int)sizeof(Number) + 16)  // bytes of a pixel
+template <int TALL, int COLS>
+__device__ __forceinline__ void lay_pixels(char* made, const float (*sums)[COLS / 2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int m = 0; m < TALL; m++)
 #pragma unroll
@@ -87,8 +84,16 @@ __device__ __forceinline__ void write_pixels(char* made, const float (*sums)[COL
       for (int n = 0; n < COLS / 8; n++)
         keep_both(row + (n * 8 + lane % 4 * 2) * sizeof(Number), sums[m][n * 4 + half * 2], sums[m][n * 4 + half * 2 + 1]);
     }
+}
+
+// Write it down from there, so that neighbouring threads write 16 bytes each of the same pixel: its channels from `base`
+// on, of which there are OC. `where` tells of a pixel where its first channel is, and nothing of one that is not written.
+template <int TALL, int COLS, class Where>
+__device__ __forceinline__ void write_pixels(char* made, const float (*sums)[COLS / 2], int base, int OC, Where where) {
+  const int each = 16 / (int)sizeof(Number), pieces = COLS / each, piece = threadIdx.x % pieces, o = base + piece * each;
   __syncthreads();
-  const int piece = threadIdx.x % pieces, o = base + piece * each;
+  lay_pixels<TALL, COLS>(made, sums);
+  __syncthreads();
   for (int row = threadIdx.x / pieces; row < THREADS / 128 * TALL * 64; row += THREADS / pieces) {
     Number* to = where(row);
     if (to && o < OC) *(float4*)(to + o) = *(const float4*)(made + row * PITCH(COLS) + piece * 16);
