@@ -20,6 +20,7 @@ SHAPES = [
     ConvShape(1, 9, 24, 8, 7, 64, 3, 3, 2, 1),  # fewer channels than a block makes
     ConvShape(1, 2, 64, 9, 8, 64, 5, 5, 2, 2),
     ConvShape(2, 3, 64, 7, 6, 72, 1, 1, 2, 0),  # pixels that no tap sees
+    ConvShape(1, 5, 24, 9, 12, 128, 1, 1, 2, 0),
     ConvShape(1, 2, 64, 8, 9, 64, 2, 3, 3, 0),
 ]
 

@@ -2,8 +2,8 @@
 
 `halo.cu` is for kernels whose result is as large as the image, or half as large with a stride of 2;
 its weight gradients are for kernels of 3×3. `gathered.cu` is for all, `planes.cu` for gradients by
-images of kernels of 3×3 with a stride of 2. These, and weight gradients, are for bfloat16 alone.
-Images lie in memory as in `convolution_last`.
+images of kernels of 3×3 or 1×1 with a stride of 2. These, and weight gradients, are for bfloat16
+alone. Images lie in memory as in `convolution_last`.
 """
 
 import functools
@@ -168,8 +168,9 @@ def gathered(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Te
 
 
 def _planes_forms(s: ConvShape) -> dict[str, Form]:
-    step = (s.kernel_height, s.kernel_width, s.stride, s.padding)
-    if step != (_SIDE, _SIDE, 2, 1) or s.out_channels % _BLOCK or s.channels % 8:
+    side, gap = s.kernel_height, s.kernel_height // 2
+    suit = side in (1, _SIDE) and (s.kernel_width, s.padding, s.stride) == (side, gap, 2)
+    if not suit or s.out_channels % _BLOCK or s.channels % 8:
         return {}
     return {
         f"planes {places}": InLayout(functools.partial(planes_gradient, places=places), all_last, 1)
@@ -181,18 +182,20 @@ def _planes_forms(s: ConvShape) -> dict[str, Form]:
 def planes_gradient(gradient: Tensor, w: Tensor, s: ConvShape, places: int) -> Tensor:
     """Return the gradient by the images, of a stride of 2, by `planes.cu`."""
     out, (gradient, laid, *_) = _images("input_gradient", gradient, w, s)
-    every = s.images * (s.out_height + 1) * (s.out_width + 1)
+    gap = s.kernel_height // 2
+    every = s.images * (s.out_height + gap) * (s.out_width + gap)
     grid = (-(-every // places), s.groups, -(-s.channels // _BLOCK))
     sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
-    constants = {"HALF": 1, "THREADS": 2 * places}
+    constants = {"HALF": 1, "THREADS": 2 * places, "SIDE": s.kernel_height}
     given, room = [gradient, laid, out, s.images, *sizes], _planes_room(s, places)
     launch("planes.cu", "input_gradient", constants, grid, 2 * places, given, room)
     return out.permute(3, 0, 4, 1, 2)
 
 
 def _planes_room(s: ConvShape, places: int) -> int:
-    held = round_up((places + s.out_width + 2) * _ROW, _PIECE) * (s.out_channels // _BLOCK)
-    return _PIECE + _SIDE**2 * _BLOCK * _ROW + held
+    chunks, gap = s.out_channels // _BLOCK, s.kernel_height // 2
+    weights = _BLOCK * _ROW * (_SIDE**2 if gap else chunks)
+    return _PIECE + weights + chunks * round_up((places + gap * (s.out_width + 2)) * _ROW, _PIECE)
 
 
 def _images(task: str, x: Tensor, w: Tensor, s: ConvShape) -> tuple[Tensor, list[Any]]:

@@ -1,4 +1,4 @@
-// Gradients by images of convolutions of 3×3 with a stride of 2, of a stack of clients with channels last, by the matrix
+// Gradients by images of convolutions of 3×3 or 1×1 with a stride of 2, of a stack of clients with channels last, by the matrix
 // units of Hopper (wgmma), of bfloat16. Pixels whose row and column leave the same rest are a plane; of a place, the pixel
 // of each of four planes sees the gradient there, and some also that of the place to the right, below, or both:
 //
@@ -12,14 +12,16 @@
 // taps. Here a block makes all four, a column of this table at a time. (Planes could be columns of one product, but those
 // of different widths would wait for one another.) Places are in one line as in `halo.cu`: a zero after every row, a row
 // of zeros after every image. The block holds its places, with those to the right and below, for all channels, and the
-// weights of four steps.
-// The gradient is [image, pixel, g, channel] in memory, weights [g, made, tap, read]. Constants: THREADS.
+// weights of four steps. With one tap, the even plane sees the gradient and the others are 0.
+// The gradient is [image, pixel, g, channel] in memory, weights [g, made, tap, read]. Constants: THREADS, SIDE of kernels.
 
 #include "common.cuh"
 #include "warpgroup.cuh"
 
 #define LINES (THREADS / 8)               // rows of 128 bytes that are copied at a time
 #define BM (THREADS / 2)                  // places of a block
+#define GAP (SIDE / 2)                    // zeros between rows and between images
+#define MADE (SIDE == 1 ? 1 : 4)          // planes that see anything
 #define BK 64                             // channels at a time: 128 bytes
 #define ROWS(shift) ((shift) == 0 ? 256 : (shift) == 3 ? 64 : 128)
 #define BEGIN(shift) ((shift) == 0 ? 0 : 128 + (shift) * 128)  // the row of the weights where those of a column begin
@@ -31,14 +33,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w, Number* __restrict__ dx, int images, int C,
                int H, int W, int O, int OH, int OW) {
   extern __shared__ float4 memory[];
-  char* weights = whole_pieces(memory);   // [ALL][128 bytes], then of every 64 channels [room][128 bytes]
-  char* held = weights + ALL * 128;
   const int g = blockIdx.y, groups = gridDim.y, base = blockIdx.z * 64, first = blockIdx.x * BM;
-  const unsigned pitch = OW + 1, each = (OH + 1) * pitch;  // places of a row and of an image
-  const int room = BM + (int)pitch + 1, bytes = (room + 7) / 8 * 1024, total = images * (int)each, chunks = O / BK;
+  const unsigned pitch = OW + GAP, each = (OH + GAP) * pitch;  // places of a row and of an image
+  const int room = BM + GAP * ((int)pitch + 1), bytes = (room + 7) / 8 * 1024, total = images * (int)each, chunks = O / BK;
   const int piece = threadIdx.x % 8, line = threadIdx.x / 8;
+  char* weights = whole_pieces(memory);   // [ALL], or [chunk][64], [128 bytes], then [chunk][room][128 bytes]
+  char* held = weights + (SIDE == 1 ? chunks * 64 : ALL) * 128;
   gradient += (size_t)g * O + piece * 8;
-  w += (size_t)g * C * 9 * O + piece * 8;
+  w += (size_t)g * C * (SIDE * SIDE) * O + piece * 8;
 
   auto hold = [&](int chunk) {
     for (int row = line; row < room; row += LINES) {
@@ -48,6 +50,31 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
               gradient + (inside ? ((size_t)(image * OH + h) * OW + v) * groups * O + chunk * BK : 0), inside);
     }
   };
+  const int own = threadIdx.x / 128 * 64;  // the group's first place
+  float sums[MADE][32];                   // of the planes: even, right, both, below
+#if SIDE == 1
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    hold(chunk);
+#pragma unroll
+    for (int row = line; row < 64; row += LINES) {
+      const bool inside = base + row < C;
+      bring16(weights + (chunk * 64 + row) * 128 + (piece ^ row % 8) * 16,
+              w + (inside ? (size_t)(base + row) * O + chunk * BK : 0), inside);
+    }
+  }
+  close_stage();
+  await_stage<0>();
+  show_copies();
+  __syncthreads();
+  for (int chunk = 0; chunk < chunks; chunk++) {
+    const Matrix a = matrix_of(held + chunk * bytes + own * 128, 1024, 1024);
+    const Matrix b = matrix_of(weights + chunk * (64 * 128), 1024, 1024);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < 4; k++) add_product(sums[0], a + k * 2, b + k * 2, chunk | k);
+    close_products();
+  }
+#else
   auto load = [&](int chunk, int shift) {
 #pragma unroll 4
     for (int r = 0; r < ROWS(shift) / LINES; r++) {
@@ -57,8 +84,6 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
               w + (c < C ? ((size_t)c * 9 + j * 3 + i) * O + chunk * BK : 0), c < C);
     }
   };
-  const int own = threadIdx.x / 128 * 64;  // the group's first place
-  float sums[4][32];                      // of the planes: even, right, both, below
   hold(0);
   load(0, 0);
   close_stage();
@@ -92,10 +117,11 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
       await_products<1>();
     }
   }
+#endif
   await_products<0>();
   __syncthreads();
 #pragma unroll
-  for (int plane = 0; plane < 4; plane++) lay_pixels<1, 64>(weights + plane * BM * PITCH(64), sums + plane);
+  for (int plane = 0; plane < MADE; plane++) lay_pixels<1, 64>(weights + plane * BM * PITCH(64), sums + plane);
   __syncthreads();
   const int c = base + piece * 8;
   for (int row = line; row < BM; row += LINES) {
@@ -104,8 +130,9 @@ input_gradient(const Number* __restrict__ gradient, const Number* __restrict__ w
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
       const int down = h * 2 + plane / 2, right = v * 2 + (plane % 3 != 0);
-      if (down < H && right < W)
-        *(float4*)(dx + (((size_t)(image * H + down) * W + right) * groups + g) * C + c) = *(const float4*)(weights + (plane * BM + row) * PITCH(64) + piece * 16);
+      float4 own = {};
+      if (plane < MADE) own = *(const float4*)(weights + (plane * BM + row) * PITCH(64) + piece * 16);
+      if (down < H && right < W) *(float4*)(dx + (((size_t)(image * H + down) * W + right) * groups + g) * C + c) = own;
     }
   }
 }

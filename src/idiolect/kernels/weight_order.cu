@@ -104,6 +104,7 @@ add_parts(double factor, const From* __restrict__ parts, int many, int apart, co
   *(Four*)old = *(const Four*)(y + (shared ? at : to));
   *(Four*)(old + 4) = *(const Four*)(y + (shared ? at : to) + 4);
   float sums[8] = {};
+#pragma unroll 4
   for (int part = 0; part < many; part++) {
     const Eight own = *(const Eight*)(parts + (size_t)part * apart + to);
 #pragma unroll
