@@ -215,6 +215,8 @@ class Kernel:
         filled = "if (bytes) memcpy(to, from, 16); else memset(to, 0, 16);\n"
         text = re.sub(r'asm volatile\("cp.async.c[ag][^"]* 16, %2;.*?;\n', filled, text)
         text = re.sub(r'asm volatile\("cp.async.cg.*?;\n', "memcpy(to, from, 16);\n", text)
+        both = "bits = kept(one) | (unsigned)kept(other) << 16;\n"
+        text = re.sub(r'asm\("cvt.rn.bf16x2.*?;\n', both, text)
         text = re.sub(r'asm volatile\("ldmatrix[^"]*trans.*?;\n', "matrices(to, from, 1);\n", text)
         text = re.sub(r'asm volatile\("ldmatrix.*?;\n', "matrices(to, from, 0);\n", text)
         text = re.sub(r'asm volatile\("mma[^"]*k16.*?;\n', "half_product(sums, a, b);\n", text)

@@ -17,8 +17,10 @@ SHAPES = [
     ConvShape(1, 2, 64, 6, 6, 64, 5, 5, 1, 2),
     ConvShape(2, 3, 64, 6, 8, 72, 3, 3, 2, 1),  # planes of every other row and column
     ConvShape(1, 2, 128, 7, 5, 192, 3, 3, 2, 1),
+    ConvShape(1, 9, 24, 8, 7, 64, 3, 3, 2, 1),  # fewer channels than a block makes
     ConvShape(1, 2, 64, 9, 8, 64, 5, 5, 2, 2),
     ConvShape(2, 3, 64, 7, 6, 72, 1, 1, 2, 0),  # pixels that no tap sees
+    ConvShape(1, 5, 24, 9, 12, 128, 1, 1, 2, 0),
     ConvShape(1, 2, 64, 8, 9, 64, 2, 3, 3, 0),
 ]
 
@@ -53,7 +55,7 @@ def test_kernels_equal_the_grouped_convolution(
         exact = PLAIN[task](*(one.double() for one in given), s)
         found = convolution_halo.forms(task, s, kind)
         if task == "convolve" or (task == "weight_gradient" and kind == torch.bfloat16):
-            assert found or s.kernel_height != 3
+            assert found or s.kernel_height != 3 or s.channels % 64
         for name, form in found.items():
             got = form(*given, s)
             assert got.dtype == (torch.float32 if task == "weight_gradient" else kind)
@@ -81,6 +83,17 @@ def test_only_where_they_can() -> None:
             found = convolution_halo.forms("convolve", other, kind)
             assert found and not any("halo" in name for name in found)
     assert not convolution_halo.forms("weight_gradient", shape, torch.float32)
+    half = shape._replace(stride=2)
+    found = {*convolution_halo.forms("input_gradient", half, torch.bfloat16)}
+    assert {"planes 128", "planes 64"} < found
+    deep = half._replace(out_channels=512)
+    found = {*convolution_halo.forms("input_gradient", deep, torch.bfloat16)}
+    assert "planes 64" not in found and "planes 128" in found
+    for other in (shape, half._replace(out_channels=72), half._replace(padding=0)):
+        found = convolution_halo.forms("input_gradient", other, torch.bfloat16)
+        assert not any("planes" in name for name in found)
+    found = convolution_halo.forms("input_gradient", half, torch.float32)
+    assert not any("planes" in name for name in found)
     assert any("halo" in name for name in forms("convolve", shape, rounded=True))
     assert not any("halo" in name for name in forms("convolve", shape))
 

@@ -96,6 +96,31 @@ def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path)
         assert task == "weight_gradient" or got.stride()[2] == 1
 
 
+@pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_convolution_may_be_a_gradient_of_another(kind, monkeypatch, tmp_path):
+    """Of weights as a step leaves them too; only deep ones of stride 1 are offered."""
+    emulate.use(monkeypatch, tmp_path)
+    torch.manual_seed(0)
+    for s in (
+        ConvShape(2, 2, 128, 4, 3, 130, 3, 3, 1, 1),
+        ConvShape(2, 1, 128, 5, 6, 128, 4, 4, 1, 1),
+        ConvShape(1, 1, 129, 4, 4, 128, 3, 3, 1, 0),
+    ):
+        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
+        w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
+        w = w.bfloat16().float()
+        form = convolution_library.forms("convolve", s, rounded=True)["turned"]
+        exact = PLAIN["convolve"](x.double(), w.double(), s)
+        for given in ((x, w, s), form.arrange((x, w, s))):
+            assert autotune.apart(form(*given).double(), exact) < (
+                1e-6 if kind == torch.float32 else 4e-3
+            )
+        assert "turned" not in convolution_library.forms("convolve", s)
+        for other in (s._replace(stride=2), s._replace(channels=64), s._replace(kernel_width=2)):
+            assert "turned" not in convolution_library.forms("convolve", other, rounded=True)
+
+
 def test_rows_that_take_much_room_are_not_made():
     """Nor where channels do not fill pieces of 16 bytes."""
     deep = ConvShape(20, 32, 512, 4, 4, 512, 3, 3, 1, 1)

@@ -28,6 +28,8 @@ def test_kernels_equal_copies(
     wide[..., : sizes[2]] = w.permute(0, 1, 3, 4, 2)
     assert torch.equal(weight_order.by_taps(w, like, channels), wide)
     assert torch.equal(weight_order.turned(w, like), w.permute(0, 2, 3, 4, 1).to(kind))
+    back = w.flip(3, 4).permute(0, 2, 3, 4, 1).to(kind)
+    assert torch.equal(weight_order.turned(w, like, flipped=True), back)
     parts = torch.randn(3, *wide.shape).to(kind)
     back = weight_order.put_back(parts, sizes[2])
     assert back.is_contiguous() and back.dtype == torch.float32
@@ -84,6 +86,7 @@ def test_a_step_leaves_weights_in_the_order_of_their_gradient(
         exact = new.permute(0, 2, 3, 4, 1).to(like.dtype)
         assert torch.equal(weight_order.turned(new, like), exact)
         assert torch.equal(weight_order.turned(new.contiguous(), like), exact)
+        assert torch.equal(weight_order.turned(new, like, flipped=True), exact.flip(2, 3))
         w = new
 
 
@@ -112,6 +115,7 @@ def test_one_row_for_all_is_laid_out_once(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert torch.equal(weight_order.by_taps(shared, like, 6), exact)
     exact = shared.permute(0, 2, 3, 4, 1).bfloat16()
     assert torch.equal(weight_order.turned(shared, like), exact)
+    assert torch.equal(weight_order.turned(shared, like, flipped=True), exact.flip(2, 3))
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
@@ -147,6 +151,8 @@ def test_weights_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     new = weight_order.gradient(parts, 8, half=True).deferred.added(0.5, w)
     assert torch.equal(new, w + 0.5 * total)
     assert torch.equal(weight_order.turned(w, torch.empty(0)), w.permute(0, 2, 3, 4, 1))
+    back = w.flip(3, 4).permute(0, 2, 3, 4, 1)
+    assert torch.equal(weight_order.turned(w, torch.empty(0), flipped=True), back)
 
 
 def test_what_a_round_gives_away_can_be_saved(tmp_path: Path) -> None:

@@ -15,22 +15,10 @@
 
 #include "common.cuh"
 
-// Four matrices of 8 rows of 16 bytes; each thread names one row, and gets four bytes of a row of each matrix.
-__device__ __forceinline__ void load_matrices(unsigned* to, const char* from) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
-}
-
-// The same with rows and columns exchanged, for numbers of two bytes.
-__device__ __forceinline__ void load_turned(unsigned* to, const char* from) {
-  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
-}
-
 // sums[16][8] += a[16][k] * b[k][8], each spread over the threads of a warp; k is 32 bytes of numbers.
 __device__ __forceinline__ void multiply(float* sums, const unsigned* a, const unsigned* b) {
 #ifdef HALF
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  multiply_half(sums, a, b);
 #else
   multiply_short(sums, a, b);
 #endif
@@ -57,6 +45,11 @@ __device__ __forceinline__ void clear(float (*sums)[NT][4]) {
 
 #define BK (8 * E)                      // 128 bytes
 #define STAGE ((BM + BN) * 128)
+#ifdef HALF  // of 32 rows of weights, such that eight neighbouring channels made are those of a thread
+#define CHANNEL(row) ((row) / 32 * 32 + (row) % 8 / 2 * 8 + (row) / 8 % 4 * 2 + (row) % 2)
+#else
+#define CHANNEL(row) (row)
+#endif
 #define CLASSES (TRANSPOSED ? STRIDE : 1)   // pixels made, along an axis, that different taps contribute to
 #define LINES (THREADS / 8)             // rows that are copied at a time
 
@@ -108,7 +101,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
     }
 #pragma unroll
     for (int r = 0; r < BN / LINES; r++) {
-      const int o = base + line + r * LINES;
+      const int o = base + CHANNEL(line + r * LINES);
       const bool inside = there && o < OC;
       bring16(b + r * LINES * 128, w + (inside ? ((size_t)o * TAPS + part) * C + c : 0), inside);
     }
@@ -147,7 +140,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
         for (int n = 0; n < NT; n++) multiply(sums[m][n], as[m], bs + n * 2);
     }
   }
-  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
+  struct alignas(16) Eight { unsigned of[4]; };
 #pragma unroll
   for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -156,11 +149,22 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
       if (own >= count) continue;
       const int row = top + pixel / across * CLASSES, col = left + pixel % across * CLASSES;
       const size_t to = ((size_t)image * (OH * OW) + row * OW + col) * groups + g;
+#ifdef HALF
+#pragma unroll
+      for (int n = 0; n < NT; n += 4) {
+        const int o = base + near + n * 8 + lane % 4 * 8;
+        Eight made;
+#pragma unroll
+        for (int i = 0; i < 4; i++) made.of[i] = both_kept(sums[m][n + i][half * 2], sums[m][n + i][half * 2 + 1]);
+        if (o < OC) *(Eight*)(y + to * OC + o) = made;
+      }
+#else
 #pragma unroll
       for (int n = 0; n < NT; n++) {
         const int o = base + near + n * 8 + lane % 4 * 2;
-        if (o < OC) *(Two*)(y + to * OC + o) = {kept(sums[m][n][half * 2]), kept(sums[m][n][half * 2 + 1])};
+        if (o < OC) *(float2*)(y + to * OC + o) = {sums[m][n][half * 2], sums[m][n][half * 2 + 1]};
       }
+#endif
     }
 }
 

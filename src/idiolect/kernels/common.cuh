@@ -21,6 +21,25 @@ __device__ __forceinline__ WIDE number(Number value) { return value; }
 __device__ __forceinline__ Number kept(WIDE value) { return value; }
 #endif
 
+#ifdef HALF
+// Two numbers as they lie in memory, the first of them first.
+__device__ __forceinline__ unsigned both_kept(WIDE one, WIDE other) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(other), "f"(one));
+  return bits;
+}
+#endif
+
+// Write two neighbours down.
+__device__ __forceinline__ void keep_both(void* to, WIDE one, WIDE other) {
+#ifdef HALF
+  *(unsigned*)to = both_kept(one, other);
+#else
+  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
+  *(Two*)to = {one, other};
+#endif
+}
+
 struct alignas(sizeof(Number) * 4 < 16 ? sizeof(Number) * 4 : 16) Four { Number at[4]; };
 
 // The sum over neighbouring threads, a power of two of them up to a warp, in a fixed order, for each of them.
@@ -76,6 +95,23 @@ __device__ __forceinline__ void await_stage() {
 // bits: TF32.
 __device__ __forceinline__ void multiply_short(float* sums, const unsigned* a, const unsigned* b) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of pairs of bfloat16: sums[16][8] += a[16][16] * b[16][8].
+__device__ __forceinline__ void multiply_half(float* sums, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four matrices of 8 rows of 16 bytes; each thread names one row, and gets four bytes of a row of each matrix.
+__device__ __forceinline__ void load_matrices(unsigned* to, const char* from) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
+}
+
+// The same with rows and columns exchanged, for numbers of two bytes.
+__device__ __forceinline__ void load_turned(unsigned* to, const char* from) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(from);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
 }
 
 // A number a little larger than it is: cut off after 11 bits, it is less than it was as often as more. One of 11 bits or

@@ -19,6 +19,7 @@ from idiolect.kernels import (
     convolution_last,
     convolution_library,
     convolution_pointwise,
+    convolution_stem,
     residual,
 )
 from idiolect.kernels.autotune import FEW, Form, fastest
@@ -184,6 +185,7 @@ def forms(
     known |= last
     if last:
         known |= convolution_halo.forms(task, shape, torch.float32 if own else torch.bfloat16)
+        known |= {} if own else convolution_stem.forms(task, shape)
     first = shape.pointwise and not last  # neighbours are depthwise, say: channels first
     if last:
         known.pop("pixels", None)

@@ -1,8 +1,9 @@
 """Stacked convolutions with channels last, by kernels for Hopper's matrix units.
 
 `halo.cu` is for kernels whose result is as large as the image, or half as large with a stride of 2;
-its weight gradients are for kernels of 3×3. `gathered.cu` is for all. Weight gradients are for
-bfloat16 alone. Images lie in memory as in `convolution_last`.
+its weight gradients are for kernels of 3×3. `gathered.cu` is for all, `planes.cu` for gradients by
+images of kernels of 3×3 or 1×1 with a stride of 2. These, and weight gradients, are for bfloat16
+alone. Images lie in memory as in `convolution_last`.
 """
 
 import functools
@@ -27,6 +28,10 @@ _PLACES = {1: 128, 2: 64}  # at a time, by stride
 _STAGES, _WAVES = 4, 2
 _PANELS = (2, 4)  # of 64 channels that a tap sees, of a block
 _PIXELS = 64  # of theirs at a time
+_AT_ONCE = (
+    128,
+    64,
+)  # places of a block that makes planes; with the latter, two share shared memory
 _TASKS = ("convolve", "input_gradient")  # that make images
 
 
@@ -45,9 +50,11 @@ class HaloTile(NamedTuple):
 
 
 _CUTS = (HaloTile(64, 2), HaloTile(128, 1))  # of four, each won on some layer of a ResNet
-
-
-_GATHERED = (HaloTile(128, 1, 256, 6), HaloTile(128, 2, 256, 4), HaloTile(64, 2, 256, 4))
+# Of the last two, two blocks are on a multiprocessor: one computes while another begins or ends.
+_GATHERED = (
+    HaloTile(128, 1, 256, 6), HaloTile(128, 2, 256, 4), HaloTile(64, 2, 256, 4),
+    HaloTile(128, 1, 256, 3), HaloTile(64, 1, 256, 4),
+)  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -78,7 +85,10 @@ def forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
     """Return the ways to do a task that may be worth a try, by name."""
     if not is_hopper() or shape.depthwise:
         return {}
-    return _held_forms(task, shape, kind) | _gathered_forms(task, shape, kind)
+    found = _held_forms(task, shape, kind) | _gathered_forms(task, shape, kind)
+    if task == "input_gradient" and kind == torch.bfloat16:
+        return found | _planes_forms(shape)
+    return found
 
 
 def _gathered_forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str, Form]:
@@ -94,7 +104,7 @@ def _gathered_forms(task: str, shape: ConvShape, kind: torch.dtype) -> dict[str,
     if task not in _TASKS:
         return {}
     return {
-        f"gathered {cut.BN}x{cut.places}": _in_layout(gathered, task, cut)
+        f"gathered {cut.BN}x{cut.places}x{cut.STAGES}": _in_layout(gathered, task, cut)
         for cut in _GATHERED
         if suit and cut.BN < 2 * made
     }
@@ -155,6 +165,37 @@ def gathered(task: str, x: Tensor, w: Tensor, s: ConvShape, cut: HaloTile) -> Te
     given = [*given, s.stride]
     launch("gathered.cu", "convolve", constants, grid, cut.THREADS, given, _PIECE + room)
     return out.permute(3, 0, 4, 1, 2)
+
+
+def _planes_forms(s: ConvShape) -> dict[str, Form]:
+    side, gap = s.kernel_height, s.kernel_height // 2
+    suit = side in (1, _SIDE) and (s.kernel_width, s.padding, s.stride) == (side, gap, 2)
+    if not suit or s.out_channels % _BLOCK or s.channels % 8:
+        return {}
+    return {
+        f"planes {places}": InLayout(functools.partial(planes_gradient, places=places), all_last, 1)
+        for places, room in zip(_AT_ONCE, (_SHARED, _SHARED // 2), strict=True)
+        if _planes_room(s, places) <= room
+    }
+
+
+def planes_gradient(gradient: Tensor, w: Tensor, s: ConvShape, places: int) -> Tensor:
+    """Return the gradient by the images, of a stride of 2, by `planes.cu`."""
+    out, (gradient, laid, *_) = _images("input_gradient", gradient, w, s)
+    gap = s.kernel_height // 2
+    every = s.images * (s.out_height + gap) * (s.out_width + gap)
+    grid = (-(-every // places), s.groups, -(-s.channels // _BLOCK))
+    sizes = (s.channels, s.height, s.width, s.out_channels, s.out_height, s.out_width)
+    constants = {"HALF": 1, "THREADS": 2 * places, "SIDE": s.kernel_height}
+    given, room = [gradient, laid, out, s.images, *sizes], _planes_room(s, places)
+    launch("planes.cu", "input_gradient", constants, grid, 2 * places, given, room)
+    return out.permute(3, 0, 4, 1, 2)
+
+
+def _planes_room(s: ConvShape, places: int) -> int:
+    chunks, gap = s.out_channels // _BLOCK, s.kernel_height // 2
+    weights = _BLOCK * _ROW * (_SIDE**2 if gap else chunks)
+    return _PIECE + weights + chunks * round_up((places + gap * (s.out_width + 2)) * _ROW, _PIECE)
 
 
 def _images(task: str, x: Tensor, w: Tensor, s: ConvShape) -> tuple[Tensor, list[Any]]:

@@ -2,7 +2,8 @@
 
 For many channels a grouped convolution leaves matrix units idle. "last" is the same one with
 channels last in memory, the order that matrix units are fed in; "last, by trial" the same with the
-algorithm that the library found fastest by trial. "patches", where no pixel is seen twice, copies
+algorithm that the library found fastest by trial. "turned" is a convolution as the gradient by
+images of another, which the library may do faster. "patches", where no pixel is seen twice, copies
 what every output pixel sees into a row: a dense layer, one batched product for all; "rows" does so
 for any convolution of few pixels, by `patches.cu`. "pixels", where every pixel sees one, is a
 product for each image, with channels first: no copies.
@@ -25,6 +26,7 @@ from idiolect.kernels.compiled import launch
 from idiolect.kernels.convolution_cuda import ConvShape
 
 _CHANNELS = 32  # with fewer, grouped convolutions and our kernels are faster
+_MANY_CHANNELS = 128  # with which a gradient by images may be faster than a convolution
 _LONG = 128  # pixels of a part of a sum over them
 _MANY = 64  # pixels of an image, at least, for a sum of its own
 _MOST = 1 << 27  # numbers of rows for all clients
@@ -43,6 +45,8 @@ def forms(task: str, shape: ConvShape, rounded: bool = False) -> dict[str, Form]
     found: dict[str, Form] = {} if thin else {"last": _LAST[task]}
     if rounded and not thin:
         found["last, by trial"] = _TRIED[task]
+        if task == "convolve" and _may_turn(shape):
+            found["turned"] = InLayout(turned_convolve, all_last, 1)
         if _few_rows(shape):
             found["rows"] = _ROWED[task]
     once = shape.padding == 0 and shape.stride == shape.kernel_height == shape.kernel_width
@@ -112,6 +116,23 @@ def last_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor
     return _apart(
         _backward(_wide(gradient), like, _weights(w, like), shape, 0, shape.groups), shape.groups
     )
+
+
+def _may_turn(s: ConvShape) -> bool:
+    alike = s.kernel_height == s.kernel_width > s.padding and not s.pointwise
+    return alike and s.stride == 1 and min(s.channels, s.out_channels) >= _MANY_CHANNELS
+
+
+def turned_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
+    """Convolve, as the gradient by the images of a convolution the other way."""
+    s = shape
+    other = s._replace(
+        channels=s.out_channels, height=s.out_height, width=s.out_width,
+        out_channels=s.channels, padding=s.kernel_height - 1 - s.padding,
+    )  # fmt: skip
+    like = _room(x, (s.images, s.groups * s.out_channels, s.out_height, s.out_width))
+    laid = weight_order.turned(w, like, flipped=True).flatten(0, 1).permute(0, 3, 1, 2)
+    return _apart(_backward(_wide(x), like, laid, other, 0, s.groups), s.groups)
 
 
 def last_weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
@@ -199,8 +220,8 @@ def _launch_rows(name: str, images: Tensor, rows: Tensor, shape: ConvShape) -> N
     many = s.images * (s.out_height * s.out_width if gather else s.height * s.width)
     constants = {"THREADS": _THREADS, "PIXELS": _PIXELS} | ({"HALF": 1} if _half(images) else {})
     sizes = (s.images, s.channels, s.height, s.width, s.out_height, s.out_width)
-    kernel = (s.kernel_height, s.kernel_width, s.padding, s.stride)
-    given = [*((images, rows) if gather else (rows, images)), *sizes, *kernel]
+    constants |= {"KH": s.kernel_height, "KW": s.kernel_width, "PAD": s.padding, "STRIDE": s.stride}
+    given = [*((images, rows) if gather else (rows, images)), *sizes]
     grid = (-(-many // _PIXELS), s.groups, 1)
     launch("patches.cu", name, constants, grid, _THREADS, given, 12 * _PIXELS)
 

@@ -15,7 +15,6 @@
 #define TAPS (KH * KW)
 #define BM (THREADS / 128 * MT * 64)      // pixels made by a block
 #define STAGE ((BM + BN) * 128)
-#define PITCH (BN * (int)sizeof(Number) + 16)  // bytes of a row of what was made
 #define CLASSES (TRANSPOSED ? STRIDE : 1) // pixels made, along an axis, that different taps contribute to
 #define FAR (1 << 20)                     // rows from any image
 
@@ -74,7 +73,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
       if (++j == high) j = 0, c += BK;
     }
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = warp / 4 * MT * 64;  // the group's first pixel
+  const int own = threadIdx.x / 128 * MT * 64;  // the group's first pixel
   float sums[MT][BN / 2];
 #pragma unroll
   for (int m = 0; m < MT; m++)
@@ -101,27 +100,11 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
     await_products<1>();
   }
   await_products<0>();
-  // By way of shared memory, so that neighbouring threads write 16 bytes each of the same pixel.
-  char* made = stages;                    // [BM][PITCH]
-  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
-  __syncthreads();
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int row = own + m * 64 + warp % 4 * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < BN / 8; n++)
-        *(Two*)(made + row * PITCH + (n * 8 + lane % 4 * 2) * sizeof(Number)) = {kept(sums[m][n * 4 + half * 2]), kept(sums[m][n * 4 + half * 2 + 1])};
-    }
-  __syncthreads();
-  const int part = threadIdx.x % (BN / E), o = base + part * E;
-  for (int row = threadIdx.x / (BN / E); row < BM; row += THREADS / (BN / E)) {
+  write_pixels<MT, BN>(stages, sums, base, OC, [&](int row) -> Number* {
     const unsigned at = first + row, image = at / pixels, pixel = at % pixels;
     const int h = top + pixel / across * CLASSES, v = left + pixel % across * CLASSES;
-    if (at < count && o < OC)
-      *(float4*)(y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC + o) = *(const float4*)(made + row * PITCH + part * 16);
-  }
+    return at < count ? y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC : nullptr;
+  });
 }
 
 #else

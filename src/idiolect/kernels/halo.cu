@@ -28,7 +28,6 @@
 #define BM (THREADS / 128 * MT * 64)      // places made by a block
 #define READ (TRANSPOSED ? 1 : STRIDE)    // planes along an axis: of what is read,
 #define MADE (TRANSPOSED ? STRIDE : 1)    // and of what is made: a block has one
-#define PITCH (BN * (int)sizeof(Number) + 16)  // bytes of a row of what was made
 #define RING (MADE > 1 ? 4 : 2)           // chunks of channels that are held, at most
 
 // H and W are those of what is read, OH and OW of what is made.
@@ -78,7 +77,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
               o < OC);
     }
   };
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = warp / 4 * MT * 64;  // the group's first place
+  const int own = threadIdx.x / 128 * MT * 64;  // the group's first place
   float sums[MT][BN / 2];
   load_pixels(0, 0, 1);
   if (RING > 2 && chunks > 1) load_pixels(1, 0, 1);
@@ -115,28 +114,12 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
     if (++tap == taps) tap = 0, chunk++;
   }
   await_products<0>();
-  // By way of shared memory, so that neighbouring threads write 16 bytes each of the same pixel.
-  char* made = weights;                   // [BM][PITCH]
-  struct alignas(2 * sizeof(Number)) Two { Number one, other; };
-  __syncthreads();
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int row = own + m * 64 + warp % 4 * 16 + half * 8 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < BN / 8; n++)
-        *(Two*)(made + row * PITCH + (n * 8 + lane % 4 * 2) * sizeof(Number)) = {kept(sums[m][n * 4 + half * 2]), kept(sums[m][n * 4 + half * 2 + 1])};
-    }
-  __syncthreads();
-  const int part = threadIdx.x % (BN / E), o = base + part * E;
-  for (int row = threadIdx.x / (BN / E); row < BM; row += THREADS / (BN / E)) {
+  write_pixels<MT, BN>(weights, sums, base, OC, [&](int row) -> Number* {
     const int place = first + row;
     const unsigned image = (unsigned)place / each, spot = (unsigned)place % each;
     const int h = spot / pitch * MADE + top, v = spot % pitch * MADE + left;
-    if (place < total && h < OH && v < OW && o < OC)
-      *(float4*)(y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC + o) = *(const float4*)(made + row * PITCH + part * 16);
-  }
+    return place < total && h < OH && v < OW ? y + (((size_t)(image * OH + h) * OW + v) * groups + g) * OC : nullptr;
+  });
 }
 
 #else
@@ -182,7 +165,7 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
     }
   };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, j = warp / 4;  // the row of taps
-  float sums[SIDE][32];
+  float sums[SIDE * 32];
   for (int step = 0; step < AHEAD; step++) {
     if (step < steps) load(step);
     close_stage();
@@ -195,16 +178,21 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
     const int down = j - PAD + SHIFTED;
     const char* seen_by = from + PLACES * 128 + down % STRIDE * STRIDE * layer +
                           (reach + (down / STRIDE - SHIFTED / STRIDE) * (int)pitch) * 128;
-    const Matrix a = matrix_of(from, 1024, 1024), b = matrix_of(seen_by, 1024, 1024);
+    // Without a stride what the next tap sees is a row on, so all taps of a row are one matrix of 3 * 64 columns.
+    const Matrix a = matrix_of(from, 1024, 1024), b = matrix_of(seen_by, 1024, 128);
     begin_products();
 #pragma unroll
     for (int k = 0; k < PLACES / 16; k++)
+#if STRIDE == 1
+      add_turned(sums, a + k * (16 * 128 / 16), b + (k * 16 - PAD) * (128 / 16), step | k);
+#else
 #pragma unroll
       for (int i = 0; i < SIDE; i++) {
         const int right = i - PAD + SHIFTED;
-        add_turned(sums[i], a + k * (16 * 128 / 16),
+        add_turned(*(float(*)[32])(sums + i * 32), a + k * (16 * 128 / 16),
                    b + right % STRIDE * (layer / 16) + (k * 16 + right / STRIDE - SHIFTED / STRIDE) * (128 / 16), step | k);
       }
+#endif
     close_products();
     if (step + AHEAD < steps) load(step + AHEAD);
     close_stage();
@@ -222,7 +210,7 @@ weight_gradient(const Number* __restrict__ gradient, const Number* __restrict__ 
       for (int n = 0; n < 8; n++) {
         const int c = begin + n * 8 + lane % 4 * 2;
         if (c < C)
-          *(float2*)(out + ((size_t)o * (SIDE * SIDE) + j * SIDE + i) * C + c) = {sums[i][n * 4 + half * 2], sums[i][n * 4 + half * 2 + 1]};
+          *(float2*)(out + ((size_t)o * (SIDE * SIDE) + j * SIDE + i) * C + c) = {sums[i * 32 + n * 4 + half * 2], sums[i * 32 + n * 4 + half * 2 + 1]};
       }
   }
 }

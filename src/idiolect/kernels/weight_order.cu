@@ -32,7 +32,8 @@ by_taps(const float* __restrict__ w, Number* __restrict__ to, int C, int taps, i
 }
 
 // to[g, c, tap, o], of each client a matrix with rows and columns exchanged. Where LAID, what
-// is read is [g, o, tap, c], as Numbers where it is SHORT, and else [g, o, c, tap]. A block has 64 o and 64 columns.
+// is read is [g, o, tap, c], as Numbers where it is SHORT, and else [g, o, c, tap]. Where FLIPPED, the last tap is the first.
+// A block has 64 o and 64 columns.
 #if SHORT
 typedef Number From;
 #define READ(value) number(value)
@@ -62,7 +63,7 @@ turned(const From* __restrict__ w, Number* __restrict__ to, int O, int C, int ta
   for (int i = threadIdx.x; i < 64 * 32; i += THREADS) {
     const int row = i % 32 * 2, col = i / 32, from = first + col;
     if (base + row >= O || from >= columns) continue;
-    const int c = LAID ? from % C : from / taps, tap = LAID ? from / C : from % taps;
+    const int c = LAID ? from % C : from / taps, own = LAID ? from / C : from % taps, tap = FLIPPED ? taps - 1 - own : own;
     *(Two*)(to + ((size_t)c * taps + tap) * O + base + row) = {rounded(room[row * 65 + col]), rounded(room[(row + 1) * 65 + col])};
   }
 }
@@ -103,6 +104,7 @@ add_parts(double factor, const From* __restrict__ parts, int many, int apart, co
   *(Four*)old = *(const Four*)(y + (shared ? at : to));
   *(Four*)(old + 4) = *(const Four*)(y + (shared ? at : to) + 4);
   float sums[8] = {};
+#pragma unroll 4
   for (int part = 0; part < many; part++) {
     const Eight own = *(const Eight*)(parts + (size_t)part * apart + to);
 #pragma unroll

@@ -44,20 +44,20 @@ def by_taps(w: Tensor, like: Tensor, channels: int, rounded: bool = False) -> Te
     return made
 
 
-def turned(w: Tensor, like: Tensor, rounded: bool = False) -> Tensor:
-    """Return [group, channel, row, column, out]."""
+def turned(w: Tensor, like: Tensor, rounded: bool = False, flipped: bool = False) -> Tensor:
+    """Return [group, channel, row, column, out]; if `flipped`, from the last tap to the first."""
     if _repeated(w):
-        return _for_each(turned(w[:1], like, rounded), len(w))
+        return _for_each(turned(w[:1], like, rounded, flipped), len(w))
     groups, out, inputs, *kernel = w.shape
     taps, made = math.prod(kernel), like.new_empty(groups, inputs, *kernel, out)
     if not _suits(w) or out % 2 or inputs * taps % 2:
-        return made.copy_(w.permute(0, 2, 3, 4, 1))
+        return made.copy_((w.flip(3, 4) if flipped else w).permute(0, 2, 3, 4, 1))
     laid = w.permute(0, 1, 3, 4, 2)
     stepped = laid.is_contiguous()
     given = aligned(laid if stepped else w)
     if stepped and like.dtype == torch.bfloat16 and (copy := _copy_behind(laid)) is not None:
         given = copy
-    constants = {"LAID": int(stepped), "SHORT": _short(given)}
+    constants = {"LAID": int(stepped), "SHORT": _short(given), "FLIPPED": int(flipped)}
     grid = (-(-inputs * taps // _SIDE), groups, -(-out // _SIDE))
     arguments = [given, made, out, inputs, taps]
     _launch("turned", like, grid, arguments, 4 * _SIDE * (_SIDE + 1), rounded, **constants)
@@ -194,6 +194,6 @@ def _launch(
 ) -> None:  # fmt: skip
     half = like.dtype == torch.bfloat16
     constants: dict[str, int | str] = {"THREADS": _THREADS, "ROUNDED": int(rounded and not half)}
-    constants |= {"LAID": 0, "SHORT": 0, **own}
+    constants |= {"LAID": 0, "SHORT": 0, "FLIPPED": 0, **own}
     constants |= {"HALF": 1} if half else {}
     launch("weight_order.cu", name, constants, grid, _THREADS, given, room)
