@@ -49,6 +49,9 @@ def chip(monkeypatch):
     class Stream:
         stream_id = 0
 
+        def __init__(self, priority=0):
+            pass
+
         def wait_stream(self, other):
             pass
 
@@ -222,7 +225,7 @@ def numbered_streams(monkeypatch, told, now):
     class Stream:
         count = 0
 
-        def __init__(self):
+        def __init__(self, priority=0):
             Stream.count += 1
             self.stream_id = Stream.count % 33
             self.name = f"stream {Stream.count}"

@@ -108,7 +108,8 @@ class _Step(_TreeFunction):
     @staticmethod
     def forward(factor: float, *both: Tensor) -> Any:
         made: dict[int, Tensor] = {}  # leaves that are a launch of their own
-        for n, (x, y) in enumerate(zip(*_halves(both), strict=True)):
+        # The last leaves first: of a network their gradients are, and were begun earlier.
+        for n, (x, y) in reversed([*enumerate(zip(*_halves(both), strict=True))]):
             if isinstance(x, DeferredTensor) and x.deferred.waits:
                 if (added := x.deferred.added(factor, y)) is not None:
                     made[n] = added.view(-1, *y.shape[1:])
