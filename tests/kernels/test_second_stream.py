@@ -228,46 +228,68 @@ def test_otherwise_work_is_done_at_once(
 
 
 class Sum(Deferred):
-    """One that a step adds by itself."""
+    """One that a step adds by itself, or does not."""
 
-    def __init__(self, chip: Chip, x: Tensor) -> None:
+    def __init__(self, chip: Chip, x: Tensor, known: bool = True, parts: str = "parts") -> None:
         super().__init__(x.shape, x)
-        self.chip, self.x = chip, x
+        self.chip, self.x, self.known, self.parts = chip, x, known, parts
 
     def make(self) -> Tensor:
-        self.chip.launch("sum", "parts")
+        self.chip.launch(f"sum of {self.parts}", self.parts)
         return self.x
 
-    def added(self, factor: float, to: Tensor) -> Tensor:
+    def added(self, factor: float, to: Tensor) -> Tensor | None:
+        if not self.known:
+            return None
         self.chip.launch("step", "parts")
         return to + factor * self.x
 
 
-@pytest.mark.parametrize("how", ["added", "made"])
-def test_what_is_deferred_there_is_computed_on_the_first_stream(how: str, chip: Chip) -> None:
+@pytest.mark.parametrize("how", ["added", "added by others", "made", "added later", "switch"])
+def test_a_step_follows_beside_and_what_is_deferred_is_computed_by_who_reads_it(
+    how: str, chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_stream, "_STEPS", how != "switch")
+    at_once = how in ("added later", "switch")
+
     def product(x: Tensor) -> Tensor:
-        chip.launch("parts", "gradient")
-        return DeferredTensor(Sum(chip, x))
-
-    def given() -> DeferredTensor:
-        chip.launch("earlier parts")
-
-        class Given(Sum):
-            def make(self) -> Tensor:
-                self.chip.launch("gradient", "earlier parts")
-                return self.x
-
-        return DeferredTensor(Given(chip, torch.ones(2, 3)))
+        chip.launch("parts", "sum of earlier parts")
+        return DeferredTensor(Sum(chip, x, how != "added by others"))
 
     def work() -> None:
-        made = second_stream.beside(product, given())
+        chip.launch("earlier parts")
+        given = DeferredTensor(Sum(chip, torch.ones(2, 3), parts="earlier parts"))
+        made = second_stream.beside(product, given)
         assert isinstance(made, DeferredTensor) and made.deferred.waits
-        if how == "added":
-            found = made.deferred.added(2.0, torch.ones(2, 3))
-            assert found is not None and found.sum() == 18
-        else:
+        assert "sum of earlier parts" in chip.now.done  # others may read it on the first stream
+        if how == "made":
             assert computed(made).sum() == 6
-        assert chip.now.done >= {"gradient", "parts", {"added": "step", "made": "sum"}[how]}
+            assert chip.now.done >= {"parts", "sum of parts"}
+            return
+        if how == "added later":
+            second_stream.beside(lambda x: x + 1, torch.ones(2)).sum()
+        weights = torch.ones(2, 3)
+        there = weakref.ref(weights)
+        found = made.deferred.added(2.0, weights)
+        del weights
+        if how == "added by others":
+            assert found is None and computed(made).sum() == 6
+            return
+        assert found is not None and ("step" in chip.now.done) == at_once
+        assert (there() is None) == at_once
+        assert found.sum() == 18
+        assert chip.now.done >= {"parts", "step"} and there() is None
+
+    recorded(work)
+
+
+def test_weights_in_another_order_may_be_looked_at_in_any_shape(chip: Chip) -> None:
+    def work() -> None:
+        laid = torch.arange(24.0).reshape(2, 4, 3)
+        made = second_stream.beside(lambda x: x.mT, laid)
+        assert made.shape == (2, 3, 4) and made.view(2, 12).shape == (2, 12)
+        assert torch.equal(made.view(2, 12) + 0.0, laid.mT.reshape(2, 12))
+        assert made.deferred.made.stride() == (12, 1, 3)  # as it was made
 
     recorded(work)
 

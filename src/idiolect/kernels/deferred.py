@@ -207,7 +207,7 @@ class DeferredTensor(Tensor):
 def computed(given: Any) -> Any:
     """Put what is deferred, among arguments of any form, in its place."""
     if isinstance(given, DeferredTensor):
-        return given.deferred.made.view(given.shape)
+        return given.deferred.made.reshape(given.shape)  # a view, unless it was laid out otherwise
     if type(given) in (tuple, list):
         return type(given)(map(computed, given))
     return {name: computed(one) for name, one in given.items()} if type(given) is dict else given

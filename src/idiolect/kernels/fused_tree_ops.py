@@ -108,8 +108,7 @@ class _Step(_TreeFunction):
     @staticmethod
     def forward(factor: float, *both: Tensor) -> Any:
         made: dict[int, Tensor] = {}  # leaves that are a launch of their own
-        # The last leaves first: of a network their gradients are, and were begun earlier.
-        for n, (x, y) in reversed([*enumerate(zip(*_halves(both), strict=True))]):
+        for n, (x, y) in enumerate(zip(*_halves(both), strict=True)):
             if isinstance(x, DeferredTensor) and x.deferred.waits:
                 if (added := x.deferred.added(factor, y)) is not None:
                     made[n] = added.view(-1, *y.shape[1:])
@@ -338,6 +337,7 @@ def _mix(
 
     What is made lies in memory as the first of each pair does.
     """
+    xs, ys = computed([*xs]), computed([*ys])
     orders = [*map(memory_order, xs)]
     xs, ys = ([leaf.permute(order) for leaf, order in zip(side, orders, strict=True)]
               for side in (xs, ys))  # fmt: skip

@@ -4,13 +4,16 @@ The gradient by the weights of a convolution is read by the step alone, which co
 backward pass. Products keep matrix units busy, and what the pass does meanwhile, such as gradients
 of normalisations, keeps memory busy: side by side they take less time than in turn. So while a
 graph is captured such work goes to a second stream, which waits for what it is given, and whoever
-reads the result waits for it. The first stream has the higher priority: everything depends on it.
+reads the result waits for it. The step that adds such a gradient to the weights follows there, and
+the next step's forward pass waits for a layer's weights when it comes to that layer. The first
+stream has the higher priority: everything depends on it.
 
 An allocator knows that memory is free from the order of one stream. What was made on the first is
 held here till that has waited for the second. What was made on the second may be freed once it was
 read, since all later work on the second waits for the first.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,7 @@ from torch import Tensor
 from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, computed
 
 _ON = True  # off: all on one stream, to compare
+_STEPS = True  # off: steps on the first stream, to compare
 _MOST = 1 << 31  # bytes held for the second stream, at most; then the first waits
 PRIORITY = -1  # of streams that are captured; that of others, and of second ones, is 0
 
@@ -37,7 +41,9 @@ class _Pair:
         self.open: list[_Beside] = []
         self._forked = False
 
-    def launch(self, work: Callable[..., Tensor], given: tuple[Tensor, ...]) -> Tensor:
+    def launch(
+        self, work: Callable[..., Tensor | None], given: tuple[Tensor, ...]
+    ) -> Tensor | None:
         """Do some work on the second stream, once what it is given is there."""
         if sum(one.held for one in self.open) > _MOST:
             self.join()
@@ -47,6 +53,8 @@ class _Pair:
         self._forked = True
         with torch.cuda.stream(self._second):
             made = work(*given)
+            if made is None:  # it has to be done otherwise
+                return None
             late = _Beside(self, made, given, self._second.record_event())
         self.open.append(late)
         return DeferredTensor(late)
@@ -90,22 +98,26 @@ class _Beside(Deferred):
     def make(self) -> Tensor:
         """Return it."""
         self._pair.wait(self)
-        made: Tensor = computed(self._inner)
-        return made.contiguous()
+        return computed(self._inner)  # type: ignore[no-any-return]
 
     def added(self, factor: float, to: Tensor) -> Tensor | None:
-        """Return something plus factor times this, where it knows how."""
-        late = self._waiting()
-        return None if late is None else late.added(factor, to)
+        """Return something plus factor times this, where it knows how: beside the rest as well."""
+        late = self._late()
+        if late is None:
+            return None
+        if _STEPS and self in self._pair.open:
+            return self._pair.launch(functools.partial(late.added, factor), (computed(to),))
+        self._pair.wait(self)
+        return late.added(factor, to)
 
     def terms(self) -> Terms | None:
         """Return what it is the sum of."""
-        late = self._waiting()
+        self._pair.wait(self)
+        late = self._late()
         return None if late is None else late.terms()
 
-    def _waiting(self) -> Deferred | None:
-        """Wait for it; return what it is, if that is not computed yet."""
-        self._pair.wait(self)
+    def _late(self) -> Deferred | None:
+        """Return what it is, if that is not computed yet."""
         found = self._inner
         return (
             found.deferred if isinstance(found, DeferredTensor) and found.deferred.waits else None
@@ -124,7 +136,7 @@ def end(first: Any) -> None:
         pair.join()
 
 
-def beside(work: Callable[..., Tensor], *given: Tensor) -> Tensor:
+def beside(work: Callable[..., Tensor | None], *given: Tensor) -> Tensor | None:
     """Do some work on given tensors: on the second stream while the present one is recorded."""
     # What is deferred is computed before, since others may read it on the first stream.
     given = computed(given)
