@@ -6,7 +6,8 @@ Parts: `norm` (group normalisation against double precision), `halo` (a convolut
 matrix units), rounds such as `resnet18-10:bf16` or `shufflenet-20:fp32` (milliseconds; the
 difference of a step's gradient from double precision; what share of the device's time each kind of
 kernel took; of every form how often it won, and what it saved; and every form that was tried with
-its relative difference from double precision and its milliseconds), `unequal`.
+its relative difference from double precision and its milliseconds), `beside` (ResNet-10 with and
+without a second stream, in turn: milliseconds, and whether its weights are the same), `unequal`.
 A part that fails is reported, and the next begins.
 """
 
@@ -28,10 +29,18 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from idiolect.bench.workloads import CIFAR, CLASSES, WORKLOADS, Workload, federation, simulation
+from idiolect.core import tree
 from idiolect.core.network import replace_layers
 from idiolect.engine import local_group
 from idiolect.engine.backend import Backend, multiplying
-from idiolect.kernels import autotune, compiled, convolution_halo, group_norm, residual
+from idiolect.kernels import (
+    autotune,
+    compiled,
+    convolution_halo,
+    group_norm,
+    residual,
+    second_stream,
+)
 from idiolect.kernels.autotune import apart, few, milliseconds
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -265,6 +274,34 @@ def _halo_forms() -> dict[str, str]:
     return found
 
 
+def beside() -> dict[str, object]:
+    """Train the same network in three ways, and compare its weights after as many rounds."""
+    work = WORKLOADS["resnet10-20"]
+    sims, took = {}, dict[str, list[float]]()
+    ways = {"gradients and steps beside": (True, True), "gradients beside": (True, False),
+            "one stream": (False, False)}  # fmt: skip
+    backend = Backend("vectorised", DEVICE, precision="bf16", kernels="first")
+    for name, (on, steps) in ways.items():
+        torch.manual_seed(0)
+        sims[name], took[name] = simulation(work, federation(work.sizes, work.shape), backend), []
+        with mock.patch.multiple(second_stream, _ON=on, _STEPS=steps):
+            for _ in range(4):  # chosen, recorded and replayed
+                sims[name].advance()
+    for _ in range(15):
+        for name, sim in sims.items():
+            took[name].append(1e3 * _seconds(sim.advance))
+    plain = tree.leaves(sims["one stream"].tree["server"])
+    return {
+        name: {
+            "ms, median and least": [sorted(took[name])[len(took[name]) // 2], min(took[name])],
+            "weights as on one stream": all(
+                map(torch.equal, tree.leaves(sim.tree["server"]), plain)
+            ),
+        }
+        for name, sim in sims.items()
+    }
+
+
 def _seconds(run) -> float:  # type: ignore[no-untyped-def]
     start = time.perf_counter()
     run()
@@ -317,7 +354,7 @@ def main() -> None:
             run = (
                 partial(rounds_of, name, precision)
                 if precision
-                else {"norm": norm, "halo": halo, "unequal": unequal}[name]
+                else {"norm": norm, "halo": halo, "beside": beside, "unequal": unequal}[name]
             )
             found[part] = run()
         except Exception:  # the next part may still tell something

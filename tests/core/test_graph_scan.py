@@ -202,19 +202,19 @@ def test_four_steps_that_take_the_host_long_are_a_piece(slow, pieces, monkeypatc
 @pytest.mark.parametrize(
     ("slow", "recording", "capturing", "steps", "worth"),
     [
-        (None, False, False, 10, True),  # it is seen after two steps whether more is to be gained
-        (None, False, False, 9, False),  # a piece that is recorded and run once saves nothing
+        (None, False, False, 14, True),  # it is seen after two steps whether more is to be gained
+        (None, False, False, 13, False),  # a piece that is run twice saves less than it copies
         (False, False, False, 33, False),
         (False, False, False, 34, True),
-        (True, False, False, 10, True),
-        (True, False, False, 9, False),
-        (True, True, True, 10, True),
-        (True, True, True, 9, False),
+        (True, False, False, 14, True),
+        (True, False, False, 13, False),
+        (True, True, True, 14, True),
+        (True, True, True, 13, False),
         (True, False, True, 100, False),  # within a piece
         (False, True, True, 33, False),  # a round of a few quick steps is recorded whole
         (False, True, True, 34, True),
         (False, False, True, 100, False),
-        (None, True, True, 10, False),  # nothing is timed while a round is recorded
+        (None, True, True, 14, False),  # nothing is timed while a round is recorded
     ],
 )
 def test_which_folds_are_captured(slow, recording, capturing, steps, worth, monkeypatch):
@@ -235,7 +235,7 @@ def test_slow_steps_are_captured_where_a_round_may_need_none_of_them(slow, monke
 
 
 def test_a_few_slow_steps_are_recorded_as_they_are(monkeypatch):
-    """A piece that is run once would only copy what all clients hold, twice."""
+    """A piece that is run twice would copy what all clients hold three times."""
     monkeypatch.setattr(graph_scan, "repeat", None)  # which nobody may call
     made, done = graphs("slow steps"), []
 
@@ -244,8 +244,8 @@ def test_a_few_slow_steps_are_recorded_as_they_are(monkeypatch):
         return carry
 
     carry = torch.zeros(())
-    assert made.scan(fold, carry, 5, CPU) is carry
-    assert done == [*range(5)]
+    assert made.scan(fold, carry, 13, CPU) is carry
+    assert done == [*range(13)]
 
 
 @pytest.mark.parametrize(("steps", "worth"), [(9, False), (10, True)])
@@ -257,15 +257,15 @@ def test_short_folds_are_captured_where_not_all_of_their_steps_are_always_needed
 
 
 def test_a_fold_within_a_step_of_a_recorded_one_is_not_recorded_by_itself():
-    """The steps are ten: two as they come, and twice a piece of four."""
+    """The steps are 14: two as they come, and three times a piece of four."""
     made, seen = graphs("slow steps, recorded"), []
 
     def fold(number, carry, count):
         seen.append(made._tape is not None)
         return carry
 
-    made.scan(fold, torch.zeros(()), 10, CPU)
-    assert seen == [True, True, False, False]
+    made.scan(fold, torch.zeros(()), 14, CPU)
+    assert seen == [True, True, False, False, False]
     assert made._tape is not None
 
 

@@ -68,7 +68,7 @@ class Graph(TorchDispatchMode):
 class Stream:
     count = 0
 
-    def __init__(self):
+    def __init__(self, priority=0):
         Stream.count += 1
         self.stream_id = Stream.count
 

@@ -49,6 +49,9 @@ def chip(monkeypatch):
     class Stream:
         stream_id = 0
 
+        def __init__(self, priority=0):
+            pass
+
         def wait_stream(self, other):
             pass
 
@@ -169,30 +172,30 @@ def test_a_round_is_recorded_by_the_folder_that_folds_in_it(chip):
 
     def work():
         chip.launch("before")
-        scanned(graphs, chip, 11)
+        scanned(graphs, chip, 15)
         return "made"
 
     assert graphs.record(tape, work) == "made"
     tape.replay()
-    assert chip.done == ["before", *11 * ["step"]]
-    assert [times for _, times in tape._parts] == [1, 2, 1]
+    assert chip.done == ["before", *15 * ["step"]]
+    assert [times for _, times in tape._parts] == [1, 3, 1]
 
 
 def test_a_round_that_needs_a_warm_up_folds_in_it_as_it_comes(chip):
-    """It is done once, eleven steps; then it is recorded, and replayed like any other."""
+    """It is done once, fifteen steps; then it is recorded, and replayed like any other."""
     graphs, tape = graph_scan.GraphScan(), GraphSequence()
     graphs._slow = True
 
     def work():
         if chip.capturing is not None and not chip.done:
             raise RuntimeError("no workspace yet")
-        scanned(graphs, chip, 11)
+        scanned(graphs, chip, 15)
 
     graphs.record(tape, work)
-    assert tape.warmed and chip.done == 11 * ["step"]
+    assert tape.warmed and chip.done == 15 * ["step"]
     tape.replay()
-    assert chip.done == 22 * ["step"]
-    assert [times for _, times in tape._parts] == [1, 2, 1]
+    assert chip.done == 30 * ["step"]
+    assert [times for _, times in tape._parts] == [1, 3, 1]
 
 
 def test_of_a_long_fold_a_piece_is_recorded(chip):
@@ -222,7 +225,7 @@ def numbered_streams(monkeypatch, told, now):
     class Stream:
         count = 0
 
-        def __init__(self):
+        def __init__(self, priority=0):
             Stream.count += 1
             self.stream_id = Stream.count % 33
             self.name = f"stream {Stream.count}"

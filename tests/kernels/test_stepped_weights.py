@@ -1,5 +1,7 @@
 """Rounds of clients of unequal size in bfloat16, by way of weights as a step leaves them."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,16 @@ from idiolect.engine import block_runner
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import SeededRun, Simulation
-from idiolect.kernels import convolution, convolution_library, row_average, weight_order
+from idiolect.kernels import (
+    convolution,
+    convolution_library,
+    row_average,
+    second_stream,
+    weight_order,
+)
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.deferred import DeferredTensor
 from idiolect.methods import FedAvg
 
 
@@ -39,14 +48,57 @@ class Residual(nn.Module):
         return self.last(x.mean((2, 3)))
 
 
+class Stream:
+    """Notes who waits for it."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def wait_stream(self, other: Any) -> None:
+        self.told.append("stream")
+
+    def wait_event(self, event: Any) -> None:
+        self.told.append("event")
+
+    def record_event(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def second(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Do as if all were being captured, and a second stream were there."""
+    told: list[str] = []
+    first = Stream(told)
+    for where, name, stand_in in (
+        (torch.cuda, "current_stream", lambda device=None: first),
+        (torch.cuda, "stream", contextlib.nullcontext),
+        (second_stream, "_seconds", {first: Stream(told)}),
+        (second_stream, "_on_gpu", lambda x: True),
+        (convolution, "_PRODUCTS", 1),
+        (convolution, "_DEEPER", 32),
+    ):
+        patch.setattr(where, name, stand_in)
+    second_stream.begin(first)
+    try:
+        yield told
+    finally:
+        second_stream.end(first)
+
+
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-@pytest.mark.parametrize(("half", "near"), [(False, 2e-5), (True, 0.2)])
+@pytest.mark.parametrize(
+    ("half", "near", "beside"), [(False, 2e-5, False), (False, 2e-5, True), (True, 0.2, True)]
+)
 def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
-    half: bool, near: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    half: bool, near: float, beside: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At every use the copy in bfloat16 is that of the weights, also where steps are padding."""
+    """At every use the copy in bfloat16 is that of the weights, also where steps are padding.
+
+    And where weights' gradients and steps are beside the rest, so that weights are deferred.
+    """
     stepped: list[bool] = []
     copies: list[bool] = []
+    late: list[bool] = []
     chosen: list[int] = []
 
     def form(task: str, s: ConvShape, *inputs: Tensor) -> Any:
@@ -54,6 +106,7 @@ def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
             return PLAIN[task](*inputs, s)
         if task != "weight_gradient":
             images, w = inputs
+            late.append(isinstance(w, DeferredTensor))
             exact = w.to(images.dtype)
             laid = w.permute(0, 1, 3, 4, 2)
             stepped.append(laid.is_contiguous())
@@ -91,11 +144,13 @@ def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
             FedAvg(batch=5, lr=0.1), run, {"all": Architecture(Residual)}, backend=backend
         )
         before = tree.map(torch.clone, sim.tree["server"])
-        for _ in range(2):
-            sim.advance()
+        with second(monkeypatch) if beside else contextlib.nullcontext([]) as forks:
+            for _ in range(2):
+                sim.advance()
+        assert bool(forks) == (beside and kind == "vectorised")
         ends.append(tree.map(torch.sub, sim.tree["server"], before))
     assert any(stepped) and any(copies) == half and not all(copies)
-    assert chosen
+    assert chosen and any(late) == beside
     exact, made = (tree.named(one) for one in ends)
     for name, leaf in exact.items():
         assert float((made[name] - leaf).norm()) <= near * float(leaf.norm()), name

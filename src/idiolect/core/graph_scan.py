@@ -5,10 +5,10 @@ whole (`engine.block_runner`), but for its scans of many steps: of those a piece
 steps in a row from and to buffers that hold the carry, and replayed as often as needed. To record
 hundreds of steps takes the host seconds, to launch a piece some microseconds. Scans that are done
 once, such as adapting after the last round, are captured in pieces as well. Where the host needs
-long for a single step, as for deep networks, a piece is four steps, if it is replayed at all: a
-carry is copied before the first piece and after each, which takes a GPU as long as half a step of
-a wide layer. Where client code does the same
-scans again and again, they are recorded once.
+long for a single step, as for deep networks, a piece is four steps, if it is replayed three times
+or more: a carry is copied before the first piece and after each, which takes a GPU as long as half
+a step of a wide layer, and copies of weights in bfloat16 that steps leave are lost. Where client
+code does the same scans again and again, they are recorded once.
 
 Where rounds are not all of the same length, because clients are drawn, only as many pieces are
 replayed as the round's clients need. Then short scans are cut into pieces too.
@@ -32,7 +32,7 @@ _WORTH = 4  # pieces from which on capturing pays
 _SHORT = 2  # steps of a piece, at least, where not all pieces are needed in every round
 _SLOW = 0.03  # seconds of the host for a step from which on few of them are a piece
 _SLOWLY = 4  # of those: after each piece all that steps change is copied
-_TWICE = 2  # pieces of these from which on fewer steps have to be recorded than there are
+_THRICE = 3  # so many of those are worth it: fewer copy more than they save
 _ONCE = 2  # passes up to which recording one costs as much as doing it
 
 Fold = Callable[[Tensor, Tree, int], Tree]
@@ -60,7 +60,7 @@ class GraphScan:
                 return False
             slow = bool(slow)
         least = _EAGER + _WORTH * (_SHORT if varies else PIECE)
-        slowly = _EAGER + (1 if varies else _TWICE * _SLOWLY)
+        slowly = _EAGER + (1 if varies else _THRICE * _SLOWLY)
         return steps >= least or (slow is not False and steps >= slowly)
 
     def record(self, tape: GraphSequence, work: Callable[[], Tree]) -> Tree:
@@ -143,7 +143,7 @@ class GraphScan:
         if self._slow and varies:
             return min(left, _SHORT)
         if self._slow:
-            return _SLOWLY if left >= _TWICE * _SLOWLY else 0
+            return _SLOWLY if left >= _THRICE * _SLOWLY else 0
         if left >= _WORTH * PIECE:
             return piece_length(left)
         return left // _WORTH if varies and left >= _WORTH * _SHORT else 0

@@ -21,6 +21,7 @@ from idiolect.kernels import (
     convolution_pointwise,
     convolution_stem,
     residual,
+    second_stream,
 )
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -28,6 +29,8 @@ from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, 
 
 Pair = tuple[int, int]
 _DEEP = 32  # channels with which kernels for channels last are faster than others of ours
+_DEEPER = 64  # with which a gradient by weights is worth a stream of its own, if it has as many
+_PRODUCTS = 1 << 30  # of all clients: some ten microseconds
 
 
 class StackedConv2d(nn.Conv2d):
@@ -113,8 +116,14 @@ class _ConvWeightGradient(GroupedFunction):
     @staticmethod
     def forward(gradient: Tensor, x: Tensor, size: Pair, *step: Any) -> Any:
         shape = ConvShape(*x.shape, gradient.shape[2], *size, *step)  # type: ignore[call-arg]
-        dw: Tensor = fastest_form("weight_gradient", shape, gradient, x)
-        return dw.float() if dw.dtype == torch.bfloat16 else dw
+
+        def work(gradient: Tensor, x: Tensor) -> Tensor:
+            dw: Tensor = fastest_form("weight_gradient", shape, gradient, x)
+            return dw.float() if dw.dtype == torch.bfloat16 else dw
+
+        if _takes_long(shape):
+            return second_stream.beside(work, gradient, x)
+        return work(gradient, x)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> Any:
@@ -151,6 +160,14 @@ def _one_order(task: str, shape: ConvShape, images: Tensor) -> bool:
     gradient by the weights, which no two clients share, would begin by copying images.
     """
     return _rounded(images) and not shape.fused and bool(convolution_last.forms(task, shape))
+
+
+def _takes_long(s: ConvShape) -> bool:
+    """Say whether the gradient by the weights takes so long that others may be done beside it."""
+    if s.depthwise or min(s.channels, s.out_channels) < _DEEPER:
+        return False
+    made = s.groups * s.images * s.out_height * s.out_width * s.out_channels
+    return made * s.channels * s.taps >= _PRODUCTS
 
 
 def _rounded(images: Tensor) -> bool:

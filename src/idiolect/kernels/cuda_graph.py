@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from idiolect.kernels import second_stream
+
 Result = TypeVar("Result")
 Times = int | Callable[[], int]
 """How often something is replayed; asked at each replay where it is not always the same."""
@@ -88,12 +90,16 @@ class GraphSequence:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._parts.append((graph, 1))
+        second_stream.begin(self._stream)
 
     def _end(self, times: Times) -> None:
         graph, _ = self._parts[-1]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two pieces, say
-            graph.capture_end()
+        try:
+            second_stream.end(self._stream)
+        finally:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # between two pieces
+                graph.capture_end()
         self._parts[-1] = (graph, times)
 
 
@@ -113,10 +119,10 @@ def _own_stream(beside: Sequence[Any] = BESIDE) -> Any:
     captured = {own._stream.stream_id for own in _ALIVE}
     for taken in (captured | {own.stream_id for own in beside}, captured):
         for _ in range(_STREAMS):
-            stream = kind()
+            stream = kind(priority=second_stream.PRIORITY)
             if stream.stream_id not in taken:
                 return stream
-    return kind()
+    return kind(priority=second_stream.PRIORITY)
 
 
 Later = list[GraphSequence]

@@ -232,7 +232,7 @@ def computed(given: Any) -> Any:
     if isinstance(given, DeferredTensor):
         made = given.deferred.made
         if given.deferred.strides is None:
-            return made.view(given.shape)
+            return made.reshape(given.shape)  # a view, unless it was laid out otherwise
         return made.as_strided(given.shape, given.stride())
     if type(given) in (tuple, list):
         return type(given)(map(computed, given))
