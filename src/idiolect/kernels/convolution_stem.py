@@ -13,6 +13,7 @@ from idiolect.kernels.compiled import launch, round_up
 from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.convolution_last import processors, wide
 from idiolect.kernels.convolution_library import InLayout, all_last
+from idiolect.kernels.deferred import computed
 
 _CHANNELS, _TAPS = 4, 9  # of pictures, and of kernels, at most
 _BLOCK, _THREADS, _PIXEL, _ROW = 64, 256, 8, 128  # as in the source; bytes
@@ -38,7 +39,7 @@ def _as_neighbours(images: Tensor) -> Tensor:
 
 def convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
     """Convolve."""
-    s, w = shape, w.float()
+    s, x, w = shape, computed(x), computed(w.float())  # whose steps in memory are told
     out = x.new_empty(s.images, s.out_height, s.out_width, s.groups, s.out_channels)
     rows = _rows("convolve", s)
     blocks = s.groups * s.images * -(-s.out_height // rows)
@@ -50,7 +51,7 @@ def convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 
 def weight_gradient(gradient: Tensor, x: Tensor, shape: ConvShape) -> Tensor:
     """Return the gradient by the weights, summed in a fixed order."""
-    s, gradient = shape, wide(gradient, shape.out_channels)
+    s, x, gradient = shape, computed(x), wide(gradient, shape.out_channels)
     rows, beside = _rows("weight_gradient", s), -(-s.out_channels // _BLOCK)
     bands = s.images * -(-s.out_height // rows)
     each = -(-bands // max(1, _WAVES * processors(x) // (s.groups * beside)))
