@@ -20,6 +20,7 @@ from idiolect.core import tree
 from idiolect.core.network import replace_layers
 from idiolect.kernels import convolution, cuda_graph, second_stream, weight_order
 from idiolect.kernels.convolution import PLAIN
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.cuda_graph import GraphSequence
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed, settled
 
@@ -305,14 +306,21 @@ def test_weights_in_another_order_are_without_gaps_for_who_asks_only_the_stand_i
 
 
 @pytest.mark.parametrize("side", [1, 3])
-def test_kernels_find_the_copy_behind_weights_that_are_deferred(side: int, chip: Chip) -> None:
+def test_kernels_find_the_copy_behind_weights_that_are_deferred(
+    side: int, chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the order of weights of 1x1 cannot be told from any other."""
+    shape = ConvShape(2, 1, 6, 3, 3, 4, side, side, 1, 0)
+    given: list[Tensor] = []
+    monkeypatch.setitem(PLAIN, "convolve", lambda x, w, shape: given.append(w))
 
     def work() -> None:
         exact = torch.randn(2, 4, 6, side, side)
         made = second_stream.beside(lambda w: weight_order.as_stepped(w, True), exact)
         like = torch.empty(0, dtype=torch.bfloat16)
-        laid = weight_order.by_taps(made, like, 6)
+        convolution.fastest_form("convolve", shape, torch.randn(2, 1, 6, 3, 3), made)
+        assert type(given[0]) is Tensor
+        laid = weight_order.by_taps(given[0], like, 6)
         assert torch.equal(laid, exact.permute(0, 1, 3, 4, 2).bfloat16())
         memory = settled(made).untyped_storage()
         assert laid.untyped_storage().data_ptr() == memory.data_ptr()

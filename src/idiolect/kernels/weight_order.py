@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from idiolect.kernels.compiled import aligned, attempt, launch
-from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
+from idiolect.kernels.deferred import Deferred, DeferredTensor
 
 _THREADS = 256
 _ROOM = 96 * 1024  # bytes of shared memory of a block, at most
@@ -23,7 +23,6 @@ _SEVERAL = 8  # numbers that a thread adds
 
 def by_taps(w: Tensor, like: Tensor, channels: int, rounded: bool = False) -> Tensor:
     """Return [group, out, row, column, channel], with zeros for more channels than there are."""
-    w = computed(w, laid=True)
     if _repeated(w):
         return _for_each(by_taps(w[:1], like, channels, rounded), len(w))
     groups, out, inputs, *kernel = w.shape
@@ -47,7 +46,6 @@ def by_taps(w: Tensor, like: Tensor, channels: int, rounded: bool = False) -> Te
 
 def turned(w: Tensor, like: Tensor, rounded: bool = False) -> Tensor:
     """Return [group, channel, row, column, out]."""
-    w = computed(w, laid=True)
     if _repeated(w):
         return _for_each(turned(w[:1], like, rounded), len(w))
     groups, out, inputs, *kernel = w.shape
