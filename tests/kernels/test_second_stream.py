@@ -18,10 +18,11 @@ from torch.func import functional_call, grad, vmap
 
 from idiolect.core import tree
 from idiolect.core.network import replace_layers
-from idiolect.kernels import convolution, cuda_graph, second_stream
+from idiolect.kernels import convolution, cuda_graph, second_stream, weight_order
 from idiolect.kernels.convolution import PLAIN
+from idiolect.kernels.convolution_cuda import ConvShape
 from idiolect.kernels.cuda_graph import GraphSequence
-from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
+from idiolect.kernels.deferred import Deferred, DeferredTensor, computed, settled
 
 
 class Chip:
@@ -283,13 +284,46 @@ def test_a_step_follows_beside_and_what_is_deferred_is_computed_by_who_reads_it(
     recorded(work)
 
 
-def test_weights_in_another_order_may_be_looked_at_in_any_shape(chip: Chip) -> None:
+def test_weights_in_another_order_are_without_gaps_for_who_asks_only_the_stand_in(
+    chip: Chip,
+) -> None:
+    """A kernel of ours is given `x.contiguous()`, of which torch asks the stand-in alone."""
+
     def work() -> None:
         laid = torch.arange(24.0).reshape(2, 4, 3)
+        exact = laid.mT.contiguous()
         made = second_stream.beside(lambda x: x.mT, laid)
-        assert made.shape == (2, 3, 4) and made.view(2, 12).shape == (2, 12)
-        assert torch.equal(made.view(2, 12) + 0.0, laid.mT.reshape(2, 12))
-        assert made.deferred.made.stride() == (12, 1, 3)  # as it was made
+        assert made.shape == (2, 3, 4)
+        turned = made.permute(0, 2, 1)  # as steps leave weights: nothing to copy
+        assert turned.is_contiguous() and turned.data_ptr() == laid.data_ptr()
+        assert settled(made).data_ptr() == laid.data_ptr()
+        assert torch.equal(made.view(2, 12) + 0.0, exact.view(2, 12))
+        given = computed(made.contiguous())
+        assert given.is_contiguous() and torch.equal(given, exact)
+        assert torch.equal(made + 0.0, exact)
+
+    recorded(work)
+
+
+@pytest.mark.parametrize("side", [1, 3])
+def test_kernels_find_the_copy_behind_weights_that_are_deferred(
+    side: int, chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the order of weights of 1x1 cannot be told from any other."""
+    shape = ConvShape(2, 1, 6, 3, 3, 4, side, side, 1, 0)
+    given: list[Tensor] = []
+    monkeypatch.setitem(PLAIN, "convolve", lambda x, w, shape: given.append(w))
+
+    def work() -> None:
+        exact = torch.randn(2, 4, 6, side, side)
+        made = second_stream.beside(lambda w: weight_order.as_stepped(w, True), exact)
+        like = torch.empty(0, dtype=torch.bfloat16)
+        convolution.fastest_form("convolve", shape, torch.randn(2, 1, 6, 3, 3), made)
+        assert type(given[0]) is Tensor
+        laid = weight_order.by_taps(given[0], like, 6)
+        assert torch.equal(laid, exact.permute(0, 1, 3, 4, 2).bfloat16())
+        memory = settled(made).untyped_storage()
+        assert laid.untyped_storage().data_ptr() == memory.data_ptr()
 
     recorded(work)
 

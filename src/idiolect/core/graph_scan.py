@@ -174,7 +174,7 @@ def _stacked(leaf: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     while torch._C._functorch.is_batchedtensor(leaf):
         dims += (torch._C._functorch.maybe_get_bdim(leaf),)
         leaf = torch._C._functorch.get_unwrapped(leaf)
-    return computed(leaf), dims
+    return computed(leaf, laid=True), dims
 
 
 def piece_length(steps: int) -> int:

@@ -25,6 +25,7 @@ from idiolect.kernels import (
 )
 from idiolect.kernels.autotune import FEW, Form, fastest
 from idiolect.kernels.convolution_cuda import ConvShape
+from idiolect.kernels.deferred import computed
 from idiolect.kernels.vmap_rules import GroupedFunction, call, float32_on_cuda, halved_on_cuda
 
 Pair = tuple[int, int]
@@ -182,6 +183,7 @@ def _size(images: Tensor) -> Pair:
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
     """Do a task in the form that is fastest here; one or two images, a trial, in the plain form."""
+    inputs = computed(inputs, laid=True)  # weights that a step has left on a second stream
     if shape.groups * shape.images <= FEW:
         return PLAIN[task](*inputs, shape)
     own = inputs[0].dtype == torch.float32

@@ -74,6 +74,10 @@ class Deferred(ABC):
         """Return the gap that it is; None for others."""
         return None
 
+    def laid(self) -> Tensor:
+        """Return it as it lies in memory, perhaps in another order: what is asked of torch."""
+        return self.made
+
     @functools.cached_property
     def made(self) -> Tensor:
         """It, computed once."""
@@ -219,24 +223,30 @@ class DeferredTensor(Tensor):
             if (done := own.deferred.merged(func, args, own)) is not None:
                 return done
         if images:
-            return func(*computed(args), **computed(kwargs or {}))
+            return func(*computed(args, laid=True), **computed(kwargs or {}, laid=True))
         if func is _aten.ones_like.default:  # with which a backward pass begins
             return cls(Ones(args[0].shape, args[0].deferred.like))
         if _may_wait(func, args, kwargs):
             return cls(_Later(func, args))
-        return func(*computed(args), **computed(kwargs or {}))
+        return func(*computed(args, laid=True), **computed(kwargs or {}, laid=True))
 
 
-def computed(given: Any) -> Any:
-    """Put what is deferred, among arguments of any form, in its place."""
+def computed(given: Any, laid: bool = False) -> Any:
+    """Put what is deferred, among arguments of any form, in its place.
+
+    It is without gaps, as its stand-in told, unless it may be as it is `laid`.
+    """
     if isinstance(given, DeferredTensor):
-        made = given.deferred.made
-        if given.deferred.strides is None:
-            return made.reshape(given.shape)  # a view, unless it was laid out otherwise
+        late = given.deferred
+        made = late.laid() if laid else late.made
+        if late.strides is None:
+            return made.reshape(given.shape)
         return made.as_strided(given.shape, given.stride())
     if type(given) in (tuple, list):
-        return type(given)(map(computed, given))
-    return {name: computed(one) for name, one in given.items()} if type(given) is dict else given
+        return type(given)(computed(one, laid) for one in given)
+    if type(given) is dict:
+        return {name: computed(one, laid) for name, one in given.items()}
+    return given
 
 
 def images_computed(given: Any) -> Any:
@@ -247,7 +257,7 @@ def images_computed(given: Any) -> Any:
 
 def settled(given: Tensor) -> Tensor:
     """Return a tensor computed, unless it consists of factors, which are there already."""
-    return given if factored(given) is not None else computed(given)
+    return given if factored(given) is not None else computed(given, laid=True)
 
 
 def anew(given: Tensor) -> Tensor:

@@ -337,7 +337,7 @@ def _mix(
 
     What is made lies in memory as the first of each pair does.
     """
-    xs, ys = computed([*xs]), computed([*ys])
+    xs, ys = (computed([*side], laid=True) for side in (xs, ys))
     orders = [*map(memory_order, xs)]
     xs, ys = ([leaf.permute(order) for leaf, order in zip(side, orders, strict=True)]
               for side in (xs, ys))  # fmt: skip

@@ -97,8 +97,13 @@ class _Beside(Deferred):
 
     def make(self) -> Tensor:
         """Return it."""
+        return self.laid().contiguous()
+
+    def laid(self) -> Tensor:
+        """Return it in its own order: weights as steps leave them."""
         self._pair.wait(self)
-        return computed(self._inner)  # type: ignore[no-any-return]
+        made: Tensor = computed(self._inner, laid=True) if self.waits else self.made
+        return made
 
     def added(self, factor: float, to: Tensor) -> Tensor | None:
         """Return something plus factor times this, where it knows how: beside the rest as well."""
@@ -106,7 +111,9 @@ class _Beside(Deferred):
         if late is None:
             return None
         if _STEPS and self in self._pair.open:
-            return self._pair.launch(functools.partial(late.added, factor), (computed(to),))
+            return self._pair.launch(
+                functools.partial(late.added, factor), (computed(to, laid=True),)
+            )
         self._pair.wait(self)
         return late.added(factor, to)
 
@@ -139,7 +146,7 @@ def end(first: Any) -> None:
 def beside(work: Callable[..., Tensor | None], *given: Tensor) -> Tensor | None:
     """Do some work on given tensors: on the second stream while the present one is recorded."""
     # What is deferred is computed before, since others may read it on the first stream.
-    given = computed(given)
+    given = computed(given, laid=True)
     if not _recording or not _on_gpu(given[0]):
         return work(*given)
     pair = _recording.get(torch.cuda.current_stream(given[0].device))
