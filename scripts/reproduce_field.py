@@ -82,7 +82,7 @@ def keep(args: argparse.Namespace) -> None:
             "methods": {label: summary(own) for label, own in content["methods"].items()},
         }
     for key in (*TABLES, PLAIN):
-        own = {run: held for run, held in found.items() if key_of(run) == key}
+        own = {run: held for run, held in found.items() if held["methods"] and key_of(run) == key}
         for one in (one for held in own.values() for one in held["methods"].values()):
             one.pop("paces", None)
         path = FIGURES / f"{key}.json"
