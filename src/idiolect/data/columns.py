@@ -6,7 +6,6 @@ raw tables: columns by name, in any order, with gaps and categories that nobody 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -327,14 +326,6 @@ def embedded_blocks(encoders: Sequence[TableEncoder | None]) -> tuple[tuple[int,
 def rare_below(rows: int) -> int:
     """Return how many training rows a category needs for a place of its own."""
     return min(10, max(2, rows // 100))
-
-
-def read_encoder(text: str | bytes) -> TableEncoder:
-    """Read an encoder from the text of its JSON."""
-    try:
-        return TableEncoder.from_json(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"a table's encoder is no JSON ({error}); write it again") from error
 
 
 def same_widths(encoders: Iterable[TableEncoder]) -> list[TableEncoder]:
