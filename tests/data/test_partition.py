@@ -171,6 +171,27 @@ def test_ds1_is_label_shards(kind, each, rows):
         divided("persfl-ds1", labels, 0, kind="svhn")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_ds1s_users_hold_as_many_shards_of_a_class_as_the_papers(seed):
+    """Run 0 has two users of three quarters of one class, run 1 has none."""
+    labels = pool([5000] * 10)
+    held = counts(divided("persfl-ds1", labels, seed, kind="cifar-users"), labels)
+    assert (held.sum(0) == 5000).all() and (held.sum(1) == 5000).all() and not (held % 1250).any()
+    run = (
+        [2, 2, 2, 3, 2, 2, 1, 2, 3, 2],
+        [2, 1, 2, 1, 1, 1, 1, 1, 2, 2],
+        [2, 2, 3, 2, 2, 1, 2, 1, 2, 3],
+        [2, 2, 1, 1, 2, 1, 1, 3, 1, 2],
+    )[seed % 4]
+    assert (held.max(1) // 1250).tolist() == run
+    pairs = ((held == 2500).sum(1) == 2).nonzero()[0].tolist()
+    assert pairs == ([9], [], [0], [])[seed % 4]
+    other = counts(divided("persfl-ds1", labels, seed + 4, kind="cifar-users"), labels)
+    assert (held != other).any(), "the same users' shares, of other classes"
+    with pytest.raises(IdiolectError, match="5000 rows of class 0 and there are 4999"):
+        divided("persfl-ds1", pool([4999] + [5000] * 9), seed, kind="cifar-users")
+
+
 @pytest.mark.parametrize(("scheme", "second"), [("pairs", [2, 3]), ("cyclic", [1, 2])])
 def test_classes_follow_the_scheme(scheme, second):
     labels = pool([100] * 10)

@@ -29,6 +29,15 @@ _FIRST = 10  # images of each label that every user gets before the ragged rest
 # model that predicts one class shows how many test images of it each user has.
 _DS1 = {"mnist": (2, 300), "cifar": (4, 1250)}
 
+# How many shards of one class its ten users of CIFAR-10 have, run by run: as many as the same files
+# show (scripts/recover_persfl_users.py); who shows less has four classes. Run 4 shows one user.
+DS1_USERS = (
+    "211 211 211 31 211 211 1111 211 31 22",
+    "211 1111 211 1111 1111 1111 1111 1111 211 211",
+    "22 211 31 211 211 1111 211 1111 211 31",
+    "211 211 1111 1111 211 1111 1111 31 1111 211",
+)
+
 
 def persfl_ds1(
     candidates: Candidates,
@@ -41,12 +50,16 @@ def persfl_ds1(
 ) -> list[Rows]:
     """PersFL DS-1: kind mnist, two label shards of 300 each, or cifar, four of 1,250.
 
+    kind "cifar-users" deals the latter so that users have as many shards of one class as the
+    paper's had in four of its runs, more than a random deal gives; the seed decides which run.
     kind "classes" is ours, from before the paper's shards were known, and good for examples: equal
     totals, a few classes each, the j-th of weight imbalance**j. They form a Latin rectangle: at
     each rank every class is held equally often, so all classes give out the same total and none
     runs short. By default the total is as large as the smallest class allows.
     """
-    check_value("kind", kind, ("classes", *_DS1))
+    check_value("kind", kind, ("classes", *_DS1, "cifar-users"))
+    if kind == "cifar-users":
+        return candidates.assign(_DS1["cifar"][1] * _shards_of_users(candidates))
     if kind in _DS1:
         each, rows = _DS1[kind]
         return shards(candidates, clients=clients, shards_per_client=each, shard_rows=rows)
@@ -77,6 +90,23 @@ def persfl_ds1(
         held = present[name[(start[:, None] + step[None, :]) % width]]
         counts[group * width + np.arange(width)[:, None], held] = sizes
     return candidates.assign(counts)
+
+
+def _shards_of_users(candidates: Candidates) -> Rows:
+    """Count each user's shards of each class [user, class]: four of every class, all dealt."""
+    users = [[int(n) for n in user] for user in DS1_USERS[candidates.seed[0] % 4].split()]
+    groups = [(size, user) for user, sizes in enumerate(users) for size in sizes]
+    groups.sort(reverse=True)  # large ones first, while classes have room for them
+    rng = candidates.draws(0)
+    while True:  # every second try places all; else a class is left for a user who has it already
+        counts = np.zeros((10, 10), np.int64)
+        for size, user in groups:
+            room = (counts.sum(0) + size <= 4) & (counts[user] == 0)
+            if not room.any():
+                break
+            counts[user, rng.choice(np.flatnonzero(room))] = size
+        else:
+            return counts
 
 
 def persfl_ds2(
