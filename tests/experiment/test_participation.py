@@ -231,6 +231,8 @@ def test_a_file_keeps_clients_out_of_all_rounds(tmp_path):
     assert job.plan(2).clients == clients - job.unseen and alone.plan(2).clients == clients
     for seed in document["methods"]["FedAvg"]["seeds"]:
         assert seed["participation"]["clients"]["never"] >= job.unseen
+    part, _ = run_experiment(read("evaluate.final_clients=3"), tmp_path / "part", only=["FedAvg"])
+    assert part["methods"]["FedAvg"]["seeds"][0]["participation"]["clients"]["all"] == 3
     with pytest.raises(CheckpointError, match="unseen"):
         run_experiment(read("unseen=1", "rounds=2"), tmp_path / "run", resume=True)
     for changes in ([f"unseen={clients}"], [f"unseen={clients - 1}", "cohort=2"]):
