@@ -254,8 +254,8 @@ def _raw(kept: dict[str, Run]) -> list[str]:
         ("MNIST DS-1, 0 to 255", "mnist-ds1-raw", "0.01"),
         ("MNIST DS-1, 0 to 255", "mnist-ds1-raw-0.001", "0.001"),
         ("MNIST DS-1, 0 to 255", "mnist-ds1-raw-0.0003", "0.0003"),
-        ("CIFAR-10 DS-1, −1 to 1", "cifar10-ds1", "0.01"),
-        ("CIFAR-10 DS-1, 0 to 255", "cifar10-ds1-raw", "0.001"),
+        ("CIFAR-10 DS-1, −1 to 1, two epochs", "cifar10-ds1-e2", "0.01"),
+        ("CIFAR-10 DS-1, 0 to 255, two epochs", "cifar10-ds1-raw", "0.001"),
     )
     labels = ("Local", "FedAvg", "FedAvg + FT")
     rows = []

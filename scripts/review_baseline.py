@@ -51,6 +51,7 @@ def client(rows: pandas.DataFrame, test: pandas.DataFrame, seed: int) -> dict[st
     tried = {strength: accuracy(train, val, strength) for strength in STRENGTHS}
     best = max(tried, key=lambda strength: tried[strength])
     return {
+        "majority": float((test.label == rows.label.mode()[0]).mean()),
         "strength": best,
         "parts": {
             str(part): accuracy(train.sample(frac=part, random_state=seed), test, best)
@@ -84,8 +85,7 @@ def main() -> None:
     about = {"seeds": [SEED], "versions": {"sklearn": sklearn.__version__}}
     if args.amazon:
         parts = whole_amazon(args.amazon)
-        figures = {"majority": float((parts[1].label == 4).mean()), **client(*parts, SEED)}
-        clients = {**found["cross_sector"]["clients"], "amazon": figures}
+        clients = {**found["cross_sector"]["clients"], "amazon": client(*parts, SEED)}
         found[WHOLE] = {**about, "clients": clients}
         for part, own in zip(("train", "test"), parts, strict=True) if args.write else ():
             rows = pandas.read_parquet(args.data / "cross_sector" / f"{part}.parquet")
@@ -104,9 +104,7 @@ def _all(data: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
         found[name] = {**about, "clients": {}}
         for one in sorted(set(train.client) - set(left_out)):
             rows, own = train[train.client == one], test[test.client == one]
-            most = float((own.label == rows.label.mode()[0]).mean())
-            figures = {"majority": most, **client(rows, own, SEED)}
-            found[name]["clients"][one] = figures
+            found[name]["clients"][one] = figures = client(rows, own, SEED)
             print(name, one, figures, flush=True)
 
 

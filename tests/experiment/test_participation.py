@@ -16,7 +16,8 @@ from idiolect.engine.architecture import Architecture
 from idiolect.engine.backend import Backend
 from idiolect.engine.rounds import Simulation
 from idiolect.engine.sampling import eligible
-from idiolect.errors import CheckpointError, ConfigError, DataError
+from idiolect.errors import CheckpointError, ConfigError
+from idiolect.experiment import early_checks
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.job import Evaluate, SimulatedJob
 from idiolect.experiment.load import parse_experiment
@@ -230,10 +231,18 @@ def test_a_file_keeps_clients_out_of_all_rounds(tmp_path):
     assert job.plan(2).clients == clients - job.unseen and alone.plan(2).clients == clients
     for seed in document["methods"]["FedAvg"]["seeds"]:
         assert seed["participation"]["clients"]["never"] >= job.unseen
+    part, _ = run_experiment(read("evaluate.final_clients=3"), tmp_path / "part", only=["FedAvg"])
+    assert part["methods"]["FedAvg"]["seeds"][0]["participation"]["clients"]["all"] == 3
     with pytest.raises(CheckpointError, match="unseen"):
         run_experiment(read("unseen=1", "rounds=2"), tmp_path / "run", resume=True)
-    with pytest.raises(DataError, match="so nobody would train; lower it"):
-        run_experiment(read(f"unseen={clients}"), tmp_path / "all")
+    for changes in ([f"unseen={clients}"], [f"unseen={clients - 1}", "cohort=2"]):
+        with pytest.raises(ConfigError, match="a round needs 2; lower it"):
+            build = read(*changes)
+            early_checks.refuse_misfits(build, build_jobs(build)[0], tmp_path)
+    for wrong in ("-1", "1.5", "true", '"a"', "[1]"):
+        with pytest.raises(ConfigError, match="unseen: expected 0 or more clients, or 0 < share"):
+            read(f"unseen={wrong}")
+    assert build_jobs(read("unseen=0"))[0][1].unseen == 0
     with pytest.raises(ConfigError, match=f"unseen is {clients + 1}, and there are"):
         run_experiment(read(f"unseen={clients + 1}"), tmp_path / "more")
     text = small.TOML.replace('name = "fedavg"', 'name = "centralised"')
@@ -241,3 +250,20 @@ def test_a_file_keeps_clients_out_of_all_rounds(tmp_path):
         run_experiment(parse_experiment(text, ["unseen=1"]), tmp_path / "pooled")
     with pytest.raises(ConfigError, match="unseen is for simulations"):
         served_methods(experiment)
+
+
+def test_settings_are_not_chosen_by_unseen_clients(tmp_path):
+    changes = ["unseen=2", "seeds=[2]", "rounds=2", "tune.space.lr=[0.1]"]
+    text = small.TOML + small.TUNE
+    _, job, _ = build_jobs(parse_experiment(text, changes))[0]
+    content, _, _ = small.compared(tmp_path, *changes, text=text)
+    (split,) = content["splits"]
+    result = json.loads((tmp_path / split["folder"] / "result.json").read_text())
+    scores = [
+        one["personal"]["val_accuracy"]
+        for one in result["methods"]["FedAvg"]["seeds"][0]["clients"]
+    ]
+    (trial,) = split["tuned"]["FedAvg"]["trials"]
+    heard = np.delete(scores, job.kept_out[0])
+    assert len(heard) == 4 and heard.mean() != np.mean(scores)
+    assert trial["validation"] == [{"seed": 2, "score": pytest.approx(heard.mean())}]

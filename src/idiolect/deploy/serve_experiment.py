@@ -265,7 +265,9 @@ def served_methods(experiment: Experiment, only: Sequence[str] = ()) -> dict[str
     if experiment.attack is not None:
         raise ConfigError("[attack] is for simulations; take it out to serve a real federation")
     if experiment.unseen:
-        raise ConfigError("unseen is for simulations; a site that stays away is met as a newcomer")
+        raise ConfigError(
+            "unseen is for simulations; take it out, and leave sites out, who are newcomers later"
+        )
     for table in experiment.methods:
         if table.refit and not has(made_method(table), Refit):
             raise ConfigError(

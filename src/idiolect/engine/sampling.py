@@ -15,20 +15,16 @@ _COHORT, _WATCHED, _UNSEEN = 7, 19, 23  # keep these draws apart from other uses
 
 
 def eligible(train_data: TrainData, seed: int = 0, unseen: int = 0) -> np.ndarray:
-    """Return who may take part: clients that have something to train on, but for the `unseen`.
-
-    So many of them are drawn and kept out of all rounds.
-    """
+    """Return who may take part: clients that have something to train on, but for `kept_out`."""
     able = np.array([n for n, rows in enumerate(train_data.train) if len(rows)])
     if not len(able):
         raise DataError("no client has a training example; check the partition and the split")
-    if unseen >= len(able):
-        raise DataError(
-            f"unseen is {unseen} clients, and {len(able)} have a training example, so nobody would "
-            "train; lower it"
-        )
-    drawn = np.random.default_rng((seed, _UNSEEN)).choice(able, unseen, replace=False)
-    return np.setdiff1d(able, drawn)
+    return np.setdiff1d(able, kept_out(seed, able, unseen))
+
+
+def kept_out(seed: int, able: np.ndarray, unseen: int) -> np.ndarray:
+    """Draw the clients that take part in no round, from those that could."""
+    return np.random.default_rng((seed, _UNSEEN)).choice(able, unseen, replace=False)
 
 
 def cohort(seed: int, round: int, clients: np.ndarray, size: int) -> np.ndarray:

@@ -51,6 +51,12 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
                 f"unseen does not go with {job.label}, which trains on the rows of all clients; "
                 "leave one of the two out"
             )
+        left, needed = job.plan(job.rounds).clients, job.cohort or 1
+        if job.unseen and not job.method.alone and left < needed:
+            raise ConfigError(
+                f"unseen = {job.unseen} leaves too few clients that can train: {left}, and a round "
+                f"needs {needed}; lower it"
+            )
         if job.backend.device == "mps" and has(job.method, Privacy):
             raise ConfigError(
                 f"{job.label}: noise of aggregate = 'dp' needs double precision, which device "

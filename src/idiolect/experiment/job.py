@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from idiolect.core import capabilities
 from idiolect.core.method import Method, RunPlan
@@ -19,6 +20,7 @@ from idiolect.core.metrics import CLASSES, LABELS, metric
 from idiolect.core.task import Classes
 from idiolect.core.tree import Tree
 from idiolect.data.federation import Federation, TestData
+from idiolect.engine import sampling
 from idiolect.engine.architecture import Architecture, labels
 from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
@@ -158,6 +160,14 @@ class Job(ABC):
         able = min(sum(size > 0 for size in members.train) for members in self.members)
         able -= 0 if self.method.alone else self.unseen
         return RunPlan(rounds, able, self.cohort, self.draw, self.releases, self.federated)
+
+    @property
+    def kept_out(self) -> list[NDArray[Any]]:
+        """Return each seed's clients that `unseen` keeps out of all rounds."""
+        many = 0 if self.method.alone else self.unseen
+        return [
+            sampling.kept_out(own.seed, np.flatnonzero(own.train), many) for own in self.members
+        ]
 
     @property
     def task(self) -> str:

@@ -159,7 +159,7 @@ def _essence(raw: dict[str, Any]) -> dict[str, Any]:
     kept |= {key: by_digest(raw[key]) for key in ("model", "adapter") if key in raw}
     kept["draw"] = raw.get("draw", "fixed")
     kept["bystanders"] = raw.get("bystanders", "rest")
-    kept["unseen"] = raw.get("unseen")
+    kept["unseen"] = raw.get("unseen") or None
     kept["attack"] = raw.get("attack")
     data = {**raw["data"], "source": Path(raw["data"]["source"]).name}
     seen = ("every", "personal", "test_curve", "clients")

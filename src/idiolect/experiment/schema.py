@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -428,12 +429,14 @@ class Experiment(BaseModel):
         """What is noteworthy about how the file was read."""
         return self._notes
 
-    @field_validator("cohort", "unseen")
+    @field_validator("cohort", "unseen", mode="before")
     @classmethod
-    def _some(cls, some: int | float | None) -> int | float | None:
-        if some is None or (isinstance(some, int) and some >= 1) or 0 < some < 1:
+    def _some(cls, some: object, info: ValidationInfo) -> object:
+        least = 0 if info.field_name == "unseen" else 1
+        share = isinstance(some, float) and 0 < some < 1
+        if some is None or share or (type(some) is int and some >= least):
             return some
-        raise ValueError(f"expected 1 or more clients, or 0 < share < 1, not {some!r}")
+        raise ValueError(f"expected {least} or more clients, or 0 < share < 1, not {some!r}")
 
     @field_validator("seeds")
     @classmethod

@@ -345,14 +345,19 @@ def _tried(
         outcome = train_parts(bench, settings_folder(folder, settings), seeds, own, trial=True)
     except Diverged as error:
         return TuningTrial(settings, dict.fromkeys(seeds, math.nan), str(error))
-    return TuningTrial(settings, dict(zip(seeds, _scores(tune, outcome), strict=True)))
+    scores = _scores(tune, outcome, own(seeds).kept_out)
+    return TuningTrial(settings, dict(zip(seeds, scores, strict=True)))
 
 
-def _scores(tune: Tune, outcome: Outcome) -> list[float]:
-    """Return each seed's mean over clients, of what they would deploy; higher is better."""
+def _scores(tune: Tune, outcome: Outcome, unseen: Sequence[np.ndarray]) -> list[float]:
+    """Return each seed's mean over clients, of what they would deploy; higher is better.
+
+    Those who are kept out of all rounds have no say.
+    """
     own = metric(tune.metric or outcome.metric, outcome.task, outcome.precision)
     values = outcome.final[f"{outcome.headline}/val_{own.name}"]
-    means = [own.sign * statistics.mean(np.asarray(row, np.float64)) for row in values]
+    rows = [np.delete(row, out) for row, out in zip(values, unseen, strict=True)]
+    means = [own.sign * statistics.mean(np.asarray(row, np.float64)) for row in rows]
     if any(math.isnan(one) for one in means) and own.name == "accuracy":
         raise ConfigError(
             "[tune] needs validation rows and some seed has none; give the second share of "

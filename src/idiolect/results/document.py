@@ -157,6 +157,9 @@ def _seed(outcome: Outcome, place: int) -> Document:
         name = outcome.metric
         scores = {model: outcome.final[f"{model}/{name}"][place] for model in outcome.models}
         present = np.asarray(outcome.took_part[place], bool)
+        if outcome.scored:  # means are of a sample, and so are the counts
+            some = outcome.scored[place]
+            scores, present = {model: row[some] for model, row in scores.items()}, present[some]
         found["participation"] = statistics.participation_of_seed(scores, present, name)
     if outcome.attendance and outcome.attendance[place]:
         found["attendance"] = attendance.by_site(outcome.attendance[place])
