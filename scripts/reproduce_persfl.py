@@ -146,6 +146,7 @@ def write() -> None:
         "picked": _picked(kept),
         "noise": _noise(kept),
         "raw": _raw(kept),
+        "users": _users(kept),
         "distillation": _distillation(kept),
         "fairness": _fairness(kept),
         "grid": _grid(kept),
@@ -263,6 +264,22 @@ def _raw(kept: dict[str, Run]) -> list[str]:
         own = kept.get(name)
         rows.append([title, rate, *(own.cell(label) if own else "–" for label in labels)])
     return table(["%", "rate", *labels], rows)
+
+
+def _users(kept: dict[str, Run]) -> list[str]:
+    """DS-1 of CIFAR-10: shards dealt at random, and as the paper's users have them."""
+    deals = (("at random", "cifar10-ds1"), ("as the paper's users", "cifar10-ds1-users"))
+    rows = []
+    for title, name in deals:
+        run = kept[name]
+        places = ("PersFL", "global"), ("PersFL", "λ=0 T=1"), ("PersFL", "personal")
+        cells = [run.cell(*place) for place in places]
+        spread = f"{run.over_clients('PersFL'):.1f}"
+        rows.append([f"{title}, {len(run.seeds)} seeds", *cells, spread])
+    paper = TABLE["cifar10-ds1"]
+    rows.append(["paper", f"{paper['FedAvg'][0]}", "–", *map(str, paper["PersFL"])])
+    head = ["shards dealt", "global model, round 50", "fine-tuned (λ = 0)", "PersFL"]
+    return table([*head, "its spread over clients"], rows)
 
 
 def _choices(kept: dict[str, Run]) -> list[str]:
