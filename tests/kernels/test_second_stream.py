@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from idiolect.core import tree
+from idiolect.core import graph_scan, tree
 from idiolect.core.network import replace_layers
 from idiolect.kernels import convolution, cuda_graph, second_stream, weight_order
 from idiolect.kernels.convolution import PLAIN
@@ -323,6 +323,37 @@ def test_weights_in_another_order_that_are_changed_in_part_are_changed(
         assert torch.equal(middle, exact[:, 1])
 
     recorded(work)
+
+
+def test_what_is_held_is_overwritten_when_all_was_done_beside(chip: Chip) -> None:
+    """Also what nobody reads may have to read it."""
+
+    def product(x: Tensor) -> Tensor:
+        chip.launch("product")
+        return x + 1
+
+    def work() -> None:
+        held = torch.ones(2)
+        second_stream.beside(product, held)
+        graph_scan.overwrite([held], [torch.zeros(2)])
+        assert "product" in chip.now.done and held.sum() == 0
+
+    recorded(work)
+
+
+def test_no_two_streams_share_a_second_while_there_are_others(chip: Chip) -> None:
+    """Products would share a workspace."""
+    pool = [chip.Stream() for _ in range(second_stream.STREAMS)]
+    turns = iter([0, 0, 0, 1, *range(32), 2])
+
+    class Stream(chip.Stream):
+        def __new__(cls, priority: int = 0) -> Any:
+            return pool[next(turns)]
+
+    firsts = [object.__new__(Stream) for _ in range(3)]
+    seconds = [second_stream._second_of(first) for first in firsts]
+    assert seconds == [pool[0], pool[1], pool[2]]
+    assert [second_stream._second_of(first) for first in firsts] == seconds
 
 
 @pytest.mark.parametrize("side", [1, 3])
