@@ -325,6 +325,33 @@ def test_weights_in_another_order_that_are_changed_in_part_are_changed(
     recorded(work)
 
 
+@pytest.mark.parametrize("side", [1, 3])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.mul_(2.0),
+        lambda w: w[:, 0].mul_(2.0),
+        lambda w: w.data.view(-1).mul_(2.0),
+        vmap(lambda w: w[0].mul_(2.0)),
+    ],
+)
+def test_no_copy_in_bfloat16_lies_behind_weights_that_were_changed(
+    side: int, change: Callable[[Tensor], Tensor], chip: Chip
+) -> None:
+    """Beneath stand-ins torch does not count what is changed in place."""
+
+    def work() -> None:
+        exact = torch.randn(2, 4, 6, side, side)
+        made = second_stream.beside(lambda w: weight_order.as_stepped(w, True), exact)
+        change(made)
+        change(exact)
+        laid = settled(made).permute(0, 1, 3, 4, 2)
+        assert torch.equal(laid, exact.permute(0, 1, 3, 4, 2))
+        assert not laid.is_contiguous() or weight_order._copy_behind(laid) is None
+
+    recorded(work)
+
+
 def test_what_is_held_is_overwritten_when_all_was_done_beside(chip: Chip) -> None:
     """Also what nobody reads may have to read it."""
 

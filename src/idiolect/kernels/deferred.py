@@ -288,6 +288,11 @@ def images_computed(given: Any) -> Any:
     return computed(given) if ours else given
 
 
+def alone(given: Tensor) -> bool:
+    """Say whether nothing lies beside a tensor in its memory, such as a copy of stepped weights."""
+    return given.untyped_storage().nbytes() <= given.numel() * given.element_size()
+
+
 def settled(given: Tensor) -> Tensor:
     """Return a tensor computed, unless it consists of factors, which are there already."""
     return given if factored(given) is not None else computed(given, laid=True)

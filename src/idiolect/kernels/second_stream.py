@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, computed
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, alone, computed
 
 _ON = True  # off: all on one stream, to compare
 _STEPS = True  # off: steps on the first stream, to compare
 _MOST = 1 << 31  # bytes held for the second stream, at most; then the first waits
 PRIORITY = -1  # of streams that are captured; that of others, and of second ones, is 0
+_PLAIN = torch.contiguous_format
 STREAMS = 32  # of a priority: torch has so many, and gives them out in turn
 
 _seconds: dict[Any, Any] = {}
@@ -102,8 +103,9 @@ class _Beside(Deferred):
         return sum(one.nbytes for one in self.given)
 
     def make(self) -> Tensor:
-        """Return it."""
-        return self.laid().contiguous()
+        """Return it alone: what others change in place is not changed in a copy behind it."""
+        made = self.laid()
+        return made.contiguous() if alone(made) else made.clone(memory_format=_PLAIN)
 
     def laid(self) -> Tensor:
         """Return it in its own order: weights as steps leave them."""
