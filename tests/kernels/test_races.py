@@ -7,6 +7,8 @@ allocator may give it away.
 """
 
 import contextlib
+import copy
+import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,10 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.core import graph_scan, tree
 from idiolect.core.network import replace_layers
-from idiolect.kernels import convolution, cuda_graph, second_stream, weight_order
+from idiolect.kernels import convolution, cuda_graph, second_stream
+from idiolect.kernels import fused_tree_ops as at_once
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.cuda_graph import GraphSequence
-from idiolect.kernels.deferred import Deferred, DeferredTensor, computed, settled
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, computed, settled, terms_of
 
 Params = dict[str, Tensor]
 Event = dict[int, int]  # by stream, how many of its operations came before
@@ -154,7 +157,11 @@ class Parts(Deferred):
     def added(self, factor: float, to: Tensor) -> Tensor | None:
         if not self.alone:
             return None
-        return weight_order.as_stepped(torch.add(to, self.parts.sum(0), alpha=factor), False)
+        made = torch.add(to, self.parts.sum(0), alpha=factor)
+        return made.movedim(2, -1).contiguous().movedim(-1, 2)
+
+    def terms(self) -> Terms:
+        return Terms(self.parts, self.parts[0, 0].numel(), len(self.parts), self.parts[0].numel())
 
 
 @pytest.fixture
@@ -314,3 +321,68 @@ def test_random_trainings(seed: int, watch: Watch, monkeypatch: pytest.MonkeyPat
     assert all(map(torch.isfinite, sums)) and watch.beside and not second_stream._recording
     for one, other in zip(tree.leaves(made), tree.leaves(exact), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+def added_up(terms: Terms | None) -> Tensor:
+    assert terms is not None
+    return terms.first.sum(0) if terms.many > 1 else terms.first
+
+
+READERS: dict[str, Callable[[Tensor], Any]] = {
+    "sum": lambda t: t + 1.0,
+    "number": lambda t: 2.0 * t,
+    "norm": lambda t: t.norm(),
+    "item": lambda t: torch.tensor(t.sum().item()),
+    "view": lambda t: t.view(-1).square(),
+    "turned": lambda t: t.mT.clone(),
+    "row": lambda t: t[0].exp(),
+    "column": lambda t: t[:, 1].exp(),
+    "pieces": lambda t: torch.stack(t.unbind(2)),
+    "repeated": lambda t: t.expand(2, *t.shape).sum(0),
+    "detached": lambda t: t.detach().clone(),
+    "data": lambda t: t.data.clone(),
+    "another type": lambda t: t.to(torch.float32),
+    "copy": lambda t: torch.empty_like(t).copy_(t),
+    "joined": lambda t: torch.cat([t, t]),
+    "all leaves": lambda t: torch._foreach_add([t], [t])[0],
+    "out": lambda t: torch.add(t, t, out=torch.empty_like(t.detach().clone())),
+    "choice": lambda t: torch.where(t > 0, t, 0.0),
+    "mapped": lambda t: vmap(lambda v: v.cumsum(0))(t),
+    "gradient": lambda t: grad(lambda v: v.pow(3).sum())(t),
+    "saved": lambda t: pickle.loads(pickle.dumps(t)),
+    "deep copy": copy.deepcopy,
+    "shown": lambda t: torch.tensor(len(repr(t))),
+    "read later": lambda t: [t, t.view(4, 6), t.contiguous()],
+    "changed": lambda t: [t.mul_(2.0), t],
+    "column changed": lambda t: [t[:, 1].mul_(2.0), t],
+    "view changed": lambda t: [t.view(-1).mul_(2.0), t],
+    "overwritten": lambda t: [t.copy_(torch.ones(2, 3, 4)), t],
+    "changed by": lambda t: torch.ones(2, 3, 4).double().mul_(t),
+    "changed later": lambda t: [2.0 * t, t.neg_()],
+    "step": lambda t: at_once.step(0.5, [t, t], [torch.ones_like(t).add(0.0), t])[0],
+    "step from it": lambda t: at_once.step(0.5, [torch.ones(2, 3, 4).double()] * 2, [t, t])[0],
+    "terms": lambda t: added_up(terms_of(t)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("how", ["plain", "turned", "parts", "added"])
+def test_whoever_reads_waits(reader: str, how: str, watch: Watch) -> None:
+    exact = torch.arange(-12.0, 12.0).double().reshape(2, 3, 4)
+    laid = exact.mT.contiguous()
+
+    def work(x: Tensor) -> Tensor:
+        if how in ("plain", "turned"):
+            return x.mT.contiguous() + 0.0 if how == "plain" else (x + 0.0).mT
+        return DeferredTensor(Parts(torch.stack([0.5 * x.mT, 0.5 * x.mT]), how == "added"))
+
+    def recorded() -> Any:
+        others = [second_stream.beside(torch.clone, torch.ones(3)) for _ in range(2)]
+        made = READERS[reader](second_stream.beside(work, laid))
+        return [one + 0.0 for one in tensors([computed([made]), computed(others)])]
+
+    with watch:
+        found = GraphSequence()._whole(recorded)[:-2]
+    wanted = [one + 0.0 for one in tensors([READERS[reader](exact)])]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
