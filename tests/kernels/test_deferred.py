@@ -1,5 +1,7 @@
 """A weights' gradient that is computed when it is read is the one that is computed at once."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -369,3 +371,81 @@ def test_what_is_deferred_may_be_stepped_from(
     w = torch.randn(2, 5, 8)
     (found,) = fused_tree_ops._Step.forward(0.5, w, late)
     torch.testing.assert_close(found, gradient.mT @ x + 0.5 * w)
+
+
+class Copy(Deferred):
+    """A copy, when it is read."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x.shape, x)
+        self.x = x
+
+    def make(self) -> Tensor:
+        return self.x.clone()
+
+
+def changed_part(g: Tensor) -> Tensor:
+    g[1] = 7.0
+    return g
+
+
+def changed_column(g: Tensor) -> Tensor:
+    g[:, 1].zero_()
+    return g
+
+
+def changed_after_a_product(g: Tensor) -> Tensor:
+    twice = 2.0 * g
+    g.zero_()
+    return twice
+
+
+def changed_in_part_after_a_sum(g: Tensor) -> Tensor:
+    total = g + 2.0 * g
+    g[0].zero_()
+    return total + g
+
+
+def changed_by_way_of_a_part(g: Tensor) -> Tensor:
+    first, twice = g[0], 2.0 * g
+    first.zero_()
+    return twice + g
+
+
+def changed_after_a_part(g: Tensor) -> Tensor:
+    first = g[0]
+    g.view(-1).mul_(3.0)
+    return first * g
+
+
+def product_of_a_part(g: Tensor) -> Tensor:
+    column = g[:, 0]
+    twice = 2.0 * g
+    column.zero_()
+    return twice
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    "work",
+    [
+        changed_part, changed_column, changed_after_a_product, changed_in_part_after_a_sum,
+        changed_by_way_of_a_part, changed_after_a_part, product_of_a_part,
+    ],
+)  # fmt: skip
+def test_it_may_be_changed_in_place(work: Callable[[Tensor], Tensor], mapped: bool) -> None:
+    """What waits is computed before, and parts of it are views."""
+    x = torch.arange(1.0, 25.0).reshape(2, 3, 4)
+    exact, found = (
+        vmap(work)(given) if mapped else work(given)
+        for given in (x.clone(), DeferredTensor(Copy(x)))
+    )
+    assert torch.equal(computed(found), exact)
+
+
+def test_it_is_shown_copied_and_saved_as_what_it_stands_for() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    late = DeferredTensor(Copy(x)).view(3, 2)
+    assert repr(late) == repr(x.view(3, 2))
+    for found in (copy.deepcopy(late), pickle.loads(pickle.dumps(late))):
+        assert type(found) is Tensor and torch.equal(found, x.view(3, 2))

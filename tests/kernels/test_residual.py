@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from idiolect.core.network import Network
 from idiolect.kernels import convolution, convolution_library, group_norm, residual
-from idiolect.kernels.deferred import DeferredTensor
+from idiolect.kernels.deferred import DeferredTensor, computed
 from idiolect.kernels.group_norm import GroupNormSizes
 
 CLIENTS, IMAGES, CHANNELS, SIDE = 3, 2, 4, 6
@@ -356,3 +356,13 @@ def test_networks_run_by_the_kernels(
         "normalise", "normalise and add", "gradient", "cut gradient",
         "gradient of a sum", "cut gradient of a sum",
     }  # fmt: skip
+
+
+def test_what_was_made_of_a_gradient_is_done_before_that_is_changed() -> None:
+    x, other = torch.randn(2, 2, 3, 4, 4), torch.randn(2, 2, 3, 4, 4)
+    for seen in (x.clone(), DeferredTensor(residual.Gradient((x.clone(),), None, x))):
+        total = seen + other
+        cut = torch.ops.aten.threshold_backward(seen, other, 0)
+        seen.mul_(3.0)
+        assert torch.equal(computed(seen), 3 * x) and torch.equal(computed(total), x + other)
+        assert torch.equal(computed(cut), torch.where(other <= 0, 0.0, x))

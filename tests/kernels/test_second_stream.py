@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from idiolect.core import tree
+from idiolect.core import graph_scan, tree
 from idiolect.core.network import replace_layers
 from idiolect.kernels import convolution, cuda_graph, second_stream, weight_order
 from idiolect.kernels.convolution import PLAIN
@@ -294,15 +294,93 @@ def test_weights_in_another_order_are_without_gaps_for_who_asks_only_the_stand_i
         exact = laid.mT.contiguous()
         made = second_stream.beside(lambda x: x.mT, laid)
         assert made.shape == (2, 3, 4)
-        turned = made.permute(0, 2, 1)  # as steps leave weights: nothing to copy
-        assert turned.is_contiguous() and turned.data_ptr() == laid.data_ptr()
-        assert settled(made).data_ptr() == laid.data_ptr()
+        assert settled(made).data_ptr() == laid.data_ptr()  # as steps leave weights: not copied
         assert torch.equal(made.view(2, 12) + 0.0, exact.view(2, 12))
         given = computed(made.contiguous())
         assert given.is_contiguous() and torch.equal(given, exact)
         assert torch.equal(made + 0.0, exact)
 
     recorded(work)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_weights_in_another_order_that_are_changed_in_part_are_changed(
+    before: bool, chip: Chip
+) -> None:
+    """Whatever shape they are seen in, and whether a kernel read them before or not."""
+
+    def work() -> None:
+        exact = torch.arange(24.0).reshape(2, 3, 4)
+        made = second_stream.beside(lambda x: x.mT, exact.mT.contiguous())
+        if before:
+            assert torch.equal(computed(made), exact)
+        middle = made[:, 1]
+        made.view(2, 12).mul_(2.0)
+        made.add_(1.0)
+        middle.mul_(3.0)
+        exact.mul_(2.0).add_(1.0)[:, 1].mul_(3.0)
+        assert torch.equal(computed(made), exact) and torch.equal(settled(made), exact)
+        assert torch.equal(middle, exact[:, 1])
+
+    recorded(work)
+
+
+@pytest.mark.parametrize("side", [1, 3])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.mul_(2.0),
+        lambda w: w[:, 0].mul_(2.0),
+        lambda w: w.data.view(-1).mul_(2.0),
+        vmap(lambda w: w[0].mul_(2.0)),
+    ],
+)
+def test_no_copy_in_bfloat16_lies_behind_weights_that_were_changed(
+    side: int, change: Callable[[Tensor], Tensor], chip: Chip
+) -> None:
+    """Beneath stand-ins torch does not count what is changed in place."""
+
+    def work() -> None:
+        exact = torch.randn(2, 4, 6, side, side)
+        made = second_stream.beside(lambda w: weight_order.as_stepped(w, True), exact)
+        change(made)
+        change(exact)
+        laid = settled(made).permute(0, 1, 3, 4, 2)
+        assert torch.equal(laid, exact.permute(0, 1, 3, 4, 2))
+        assert not laid.is_contiguous() or weight_order._copy_behind(laid) is None
+
+    recorded(work)
+
+
+def test_what_is_held_is_overwritten_when_all_was_done_beside(chip: Chip) -> None:
+    """Also what nobody reads may have to read it."""
+
+    def product(x: Tensor) -> Tensor:
+        chip.launch("product")
+        return x + 1
+
+    def work() -> None:
+        held = torch.ones(2)
+        second_stream.beside(product, held)
+        graph_scan.overwrite([held], [torch.zeros(2)])
+        assert "product" in chip.now.done and held.sum() == 0
+
+    recorded(work)
+
+
+def test_no_two_streams_share_a_second_while_there_are_others(chip: Chip) -> None:
+    """Products would share a workspace."""
+    pool = [chip.Stream() for _ in range(second_stream.STREAMS)]
+    turns = iter([0, 0, 0, 1, *range(32), 2])
+
+    class Stream(chip.Stream):
+        def __new__(cls, priority: int = 0) -> Any:
+            return pool[next(turns)]
+
+    firsts = [object.__new__(Stream) for _ in range(3)]
+    seconds = [second_stream._second_of(first) for first in firsts]
+    assert seconds == [pool[0], pool[1], pool[2]]
+    assert [second_stream._second_of(first) for first in firsts] == seconds
 
 
 @pytest.mark.parametrize("side", [1, 3])

@@ -27,7 +27,7 @@ from idiolect.kernels import (
 )
 from idiolect.kernels.convolution import PLAIN
 from idiolect.kernels.convolution_cuda import ConvShape
-from idiolect.kernels.deferred import DeferredTensor
+from idiolect.kernels.deferred import DeferredTensor, computed
 from idiolect.methods import FedAvg
 
 
@@ -107,6 +107,7 @@ def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
         if task != "weight_gradient":
             images, w = inputs
             late.append(isinstance(w, DeferredTensor))
+            w = computed(w, laid=True)  # as the function does whose place this takes
             exact = w.to(images.dtype)
             laid = w.permute(0, 1, 3, 4, 2)
             stepped.append(laid.is_contiguous())
@@ -115,6 +116,7 @@ def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
             assert torch.equal(turned, exact.permute(0, 2, 3, 4, 1))
             by_taps = weight_order.by_taps(w, images, s.channels)
             assert torch.equal(by_taps, exact.permute(0, 1, 3, 4, 2))
+        inputs = computed(inputs, laid=True)
         made = convolution_library.forms(task, s, rounded=True)["rows"](*inputs, s)
         return made if task == "weight_gradient" else made.contiguous()  # for torch's group norm
 

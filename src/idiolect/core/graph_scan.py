@@ -23,6 +23,7 @@ from torch import Tensor
 
 from idiolect.core import tree
 from idiolect.core.tree import Tree
+from idiolect.kernels import second_stream
 from idiolect.kernels.cuda_graph import GraphSequence, Times, release_cached_memory
 from idiolect.kernels.deferred import computed
 
@@ -152,6 +153,8 @@ class GraphScan:
 def overwrite(held: Sequence[Tensor], new: Sequence[Tensor]) -> None:
     """Copy what is new to where it is held: in one launch, unless some of it lies there already."""
     olds, news = [*map(_stacked, held)], [*map(_stacked, new)]
+    if olds:
+        second_stream.before_change(olds[0][0])
     forms = [[(dims, one.shape, one.dtype) for one, dims in side] for side in (olds, news)]
     places = {_place(one) for one, _ in olds if one.numel()}
     kept = [bool(one.numel()) and _place(one) in places for one, _ in news]

@@ -26,7 +26,7 @@ from idiolect.engine.batch_plan import BatchPlanner, ClientRows, Room
 from idiolect.errors import MethodError
 from idiolect.kernels.autotune import add_to_cache, read_cache, recording
 from idiolect.kernels.cuda_graph import GraphSequence, Later
-from idiolect.kernels.deferred import anew, computed, settled
+from idiolect.kernels.deferred import alone, anew, computed, settled
 
 if TYPE_CHECKING:
     from idiolect.engine.stage_progress import BlockPulse
@@ -289,8 +289,7 @@ def _own(leaf: Tensor) -> Tensor:
     Behind stepped weights lies a copy in bfloat16, which torch.save would write and not read again.
     """
     leaf = computed(leaf)
-    alone = leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.element_size()
-    return leaf if alone else leaf.clone()
+    return leaf if alone(leaf) else leaf.clone()
 
 
 def _explained(error: RuntimeError) -> Exception:

@@ -104,7 +104,6 @@ class GraphSequence:
 
 
 _ALIVE: "weakref.WeakSet[GraphSequence]" = weakref.WeakSet()
-_STREAMS = 32  # torch has so many, and gives them out in turn
 BESIDE: list[Any] = []  # for works that run side by side, one list for the whole process
 
 
@@ -118,7 +117,7 @@ def _own_stream(beside: Sequence[Any] = BESIDE) -> Any:
     kind = type(torch.cuda.current_stream())
     captured = {own._stream.stream_id for own in _ALIVE}
     for taken in (captured | {own.stream_id for own in beside}, captured):
-        for _ in range(_STREAMS):
+        for _ in range(second_stream.STREAMS):
             stream = kind(priority=second_stream.PRIORITY)
             if stream.stream_id not in taken:
                 return stream

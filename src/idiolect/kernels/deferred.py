@@ -7,10 +7,12 @@ it makes it first. A loss of which only the gradient is wanted is never computed
 deferred is a tensor like others, under vmap and grad too.
 """
 
+import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -47,6 +49,7 @@ class Deferred(ABC):
     def __init__(self, shape: Sequence[int], like: Tensor) -> None:
         """Note a shape, and a tensor of the same kind on the same device."""
         self.shape, self.like = torch.Size(shape), like
+        self.wanted: WeakSet[Deferred] = WeakSet()  # what is to be made of it, before it changes
 
     @abstractmethod
     def make(self) -> Tensor:
@@ -133,6 +136,11 @@ class _Later(Deferred):
         like = next(one for one in args if isinstance(one, DeferredTensor)).deferred.like
         super().__init__(func(*forms).shape, like)
         self._func, self._args = func, args
+        for one in args:
+            if isinstance(one, DeferredTensor):
+                one.deferred.wanted.add(self)
+        if func is _aten.select.int:  # they share memory
+            self.wanted = args[0].deferred.wanted
 
     def make(self) -> Tensor:
         """Do it."""
@@ -169,10 +177,13 @@ def terms_of(x: Any) -> Terms | None:
 def _may_wait(func: Any, args: tuple[Any, ...], kwargs: Any) -> bool:
     """Say whether an operation is one of losses, or adds a gap to a gradient: perhaps never read.
 
-    Other tensors may be changed before it is computed; numbers are not.
+    Other tensors may be changed before it is computed, and so may what was computed, of which there
+    may be views; numbers are not.
     """
+    if not all(one.deferred.waits for one in args if isinstance(one, DeferredTensor)):
+        return False
     if func is _aten.select.int:  # with which vmap asks for the type of a product with a number
-        return True
+        return bool(args[1] == 0)  # other rows would not be views once they were without gaps
     if func not in (_aten.add.Tensor, _aten.mul.Tensor) or kwargs or len(args) != 2:
         return False
     if all(isinstance(one, DeferredTensor | int | float) or _number(one) for one in args):
@@ -206,6 +217,18 @@ class DeferredTensor(Tensor):
         own.deferred = deferred
         return own
 
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        """Show what it stands for."""
+        return repr(computed(self))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Copy what it stands for."""
+        return copy.deepcopy(computed(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Save what it stands for."""
+        return computed(self).__reduce_ex__(protocol)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -222,13 +245,23 @@ class DeferredTensor(Tensor):
         for own in () if kwargs else images:
             if (done := own.deferred.merged(func, args, own)) is not None:
                 return done
-        if images:
-            return func(*computed(args, laid=True), **computed(kwargs or {}, laid=True))
-        if func is _aten.ones_like.default:  # with which a backward pass begins
+        if not images and func is _aten.ones_like.default:  # with which a backward pass begins
             return cls(Ones(args[0].shape, args[0].deferred.like))
-        if _may_wait(func, args, kwargs):
+        if not images and _may_wait(func, args, kwargs):
             return cls(_Later(func, args))
+        for own in _shared(func, args, kwargs or {}):
+            for late in (*own.deferred.wanted, own.deferred):
+                _ = late.made
         return func(*computed(args, laid=True), **computed(kwargs or {}, laid=True))
+
+
+def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[DeferredTensor]:
+    """Yield what is deferred and is to be changed, or seen, in the memory where it lies."""
+    for place, told in enumerate(func._schema.arguments):
+        if told.alias_info is not None:
+            given = args[place] if place < len(args) else kwargs.get(told.name)
+            several = given if isinstance(given, list | tuple) else (given,)
+            yield from (one for one in several if isinstance(one, DeferredTensor))
 
 
 def computed(given: Any, laid: bool = False) -> Any:
@@ -253,6 +286,11 @@ def images_computed(given: Any) -> Any:
     """Compute what is deferred images, which most functions know nothing of."""
     ours = isinstance(given, DeferredTensor) and given.deferred.strides is not None
     return computed(given) if ours else given
+
+
+def alone(given: Tensor) -> bool:
+    """Say whether nothing lies beside a tensor in its memory, such as a copy of stepped weights."""
+    return given.untyped_storage().nbytes() <= given.numel() * given.element_size()
 
 
 def settled(given: Tensor) -> Tensor:

@@ -305,12 +305,17 @@ class Gradient(_Images):
         if func is _aten.add.Tensor and len(parts) == 1 and cut is None:
             other = self._matching(args[1] if own is args[0] else args[0], own)
             if other is not None:
-                return DeferredTensor(Gradient((*parts, other), None, parts[0]), own)
+                return self._before(Gradient((*parts, other), None, parts[0]), own)
         if func is _aten.threshold_backward.default and own is args[0] and cut is None:
             seen = self._matching(args[1], own) if args[2] == 0 else None
             if seen is not None:
-                return DeferredTensor(Gradient(parts, seen, parts[0]), own)
+                return self._before(Gradient(parts, seen, parts[0]), own)
         return None
+
+    def _before(self, late: "Gradient", own: DeferredTensor) -> DeferredTensor:
+        """Return what is made of this, which is done before this is changed."""
+        self.wanted.add(late)
+        return DeferredTensor(late, own)
 
 
 def _plain_sum(parts: tuple[Tensor, ...], cut: Tensor | None) -> Tensor:

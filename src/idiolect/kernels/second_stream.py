@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, computed
+from idiolect.kernels.deferred import Deferred, DeferredTensor, Terms, alone, computed
 
 _ON = True  # off: all on one stream, to compare
 _STEPS = True  # off: steps on the first stream, to compare
 _MOST = 1 << 31  # bytes held for the second stream, at most; then the first waits
 PRIORITY = -1  # of streams that are captured; that of others, and of second ones, is 0
+_PLAIN = torch.contiguous_format
+STREAMS = 32  # of a priority: torch has so many, and gives them out in turn
 
 _seconds: dict[Any, Any] = {}
 """Of each stream that was captured, its second. A product takes its workspace from the stream, so
@@ -33,13 +35,22 @@ no two graphs that may run side by side share one: `cuda_graph` makes no others 
 _recording: dict[Any, "_Pair"] = {}  # by the first stream
 
 
+def _second_of(first: Any) -> Any:
+    """Return a stream's second, which is no other's as far as there are so many."""
+    if first not in _seconds:
+        kind, taken = type(first), [*_seconds.values()]
+        found = (kind() for _ in range(STREAMS))
+        _seconds[first] = next((one for one in found if one not in taken), None) or kind()
+    return _seconds[first]
+
+
 class _Pair:
     """A stream that is captured and its second, with the work that the first may wait for."""
 
     def __init__(self, first: Any) -> None:
-        self.first, self._second = first, _seconds.get(first)
+        self.first = first
+        self._second: Any = None  # till there is work for it
         self.open: list[_Beside] = []
-        self._forked = False
 
     def launch(
         self, work: Callable[..., Tensor | None], given: tuple[Tensor, ...]
@@ -47,10 +58,8 @@ class _Pair:
         """Do some work on the second stream, once what it is given is there."""
         if sum(one.held for one in self.open) > _MOST:
             self.join()
-        if self._second is None:
-            self._second = _seconds[self.first] = type(self.first)()
+        self._second = _second_of(self.first)
         self._second.wait_stream(self.first)
-        self._forked = True
         with torch.cuda.stream(self._second):
             made = work(*given)
             if made is None:  # it has to be done otherwise
@@ -63,16 +72,14 @@ class _Pair:
         """Let the first stream wait for some work, and for all before it."""
         if late in self.open:
             self.first.wait_event(late.event)
-            done = self.open.index(late) + 1
-            self._forget(done)
+            self._forget(self.open.index(late) + 1)
 
     def join(self) -> None:
         """Let the first stream wait for all."""
         try:
-            if self._forked:
+            if self._second is not None:
                 self.first.wait_stream(self._second)
         finally:
-            self._forked = False
             self._forget(len(self.open))
 
     def _forget(self, many: int) -> None:
@@ -96,8 +103,9 @@ class _Beside(Deferred):
         return sum(one.nbytes for one in self.given)
 
     def make(self) -> Tensor:
-        """Return it."""
-        return self.laid().contiguous()
+        """Return it alone: what others change in place is not changed in a copy behind it."""
+        made = self.laid()
+        return made.contiguous() if alone(made) else made.clone(memory_format=_PLAIN)
 
     def laid(self) -> Tensor:
         """Return it in its own order: weights as steps leave them."""
@@ -147,10 +155,21 @@ def beside(work: Callable[..., Tensor | None], *given: Tensor) -> Tensor | None:
     """Do some work on given tensors: on the second stream while the present one is recorded."""
     # What is deferred is computed before, since others may read it on the first stream.
     given = computed(given, laid=True)
-    if not _recording or not _on_gpu(given[0]):
-        return work(*given)
-    pair = _recording.get(torch.cuda.current_stream(given[0].device))
+    pair = _present(given[0])
     return work(*given) if pair is None else pair.launch(work, given)
+
+
+def before_change(of: Tensor) -> None:
+    """Let the present stream wait for all that was done beside it, which may read what changes."""
+    if (pair := _present(of)) is not None:
+        pair.join()
+
+
+def _present(like: Tensor) -> _Pair | None:
+    """Return the present stream with its second, if it is recorded."""
+    if not _recording or not _on_gpu(like):
+        return None
+    return _recording.get(torch.cuda.current_stream(like.device))
 
 
 def _on_gpu(x: Tensor) -> bool:
