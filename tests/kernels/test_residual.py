@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import emulate
@@ -235,6 +236,21 @@ def test_nothing_waits_when_a_network_has_run(tasks: list[str]) -> None:
     with pytest.raises(ZeroDivisionError), residual.Residuals():
         raise ZeroDivisionError
     assert residual._within.now is None
+
+
+def test_only_networks_of_many_clients_are_watched() -> None:
+    """A client by itself has nothing to merge, and operators of higher order fail if watched."""
+    x: Any = SimpleNamespace(is_cuda=True)
+    asked: list[bool] = []
+
+    def network(given: Tensor) -> Tensor:
+        asked.append(residual.merges_on(x))
+        return given * 1
+
+    vmap(network)(torch.zeros(2))
+    grad(network)(torch.zeros(()))
+    network(torch.zeros(2))
+    assert asked == [True, False, False]
 
 
 def test_sums_and_relu_are_merged(tasks: list[str]) -> None:

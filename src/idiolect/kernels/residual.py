@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.kernels.compiled import attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
-from idiolect.kernels.vmap_rules import call
+from idiolect.kernels.vmap_rules import call, vmaps_under_way
 
 _ON = True  # off: every operation by itself, to compare
 _THREADS = 256
@@ -102,8 +102,8 @@ def _memories(given: Any) -> list[int]:
 
 
 def merges_on(x: Tensor) -> bool:
-    """Say whether normalisations may wait in a network that is given x."""
-    return _ON and x.is_cuda
+    """Say whether normalisations may wait in a network that is given x: those of many clients."""
+    return _ON and x.is_cuda and vmaps_under_way() > 0
 
 
 def may_wait(x: Tensor) -> bool:
