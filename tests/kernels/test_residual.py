@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import emulate
@@ -235,6 +236,40 @@ def test_nothing_waits_when_a_network_has_run(tasks: list[str]) -> None:
     with pytest.raises(ZeroDivisionError), residual.Residuals():
         raise ZeroDivisionError
     assert residual._within.now is None
+
+
+def test_what_waits_where_a_network_fails_can_still_be_read(tasks: list[str]) -> None:
+    """And added to: there is no network any more in which the sum could wait."""
+    kept: list[Tensor] = []
+
+    def failing(found: Tensor, carried: Tensor) -> Tensor:
+        kept.append(found)
+        raise ZeroDivisionError
+
+    ours = Network(nn.Sequential(*[*network(failing, "identity")][:4]))
+    x = torch.randn(CLIENTS, IMAGES, 1, SIDE, SIDE)
+    params = {name: leaf.expand(CLIENTS, *leaf.shape) for name, leaf in ours.params.items()}
+    with pytest.raises(ZeroDivisionError):
+        vmap(lambda own, x: ours(own, x, training=False))(params, x)
+    found = torch._C._functorch.get_unwrapped(kept[0])
+    assert isinstance(found, DeferredTensor) and found.deferred.waits
+    other = convolution_library.all_last(torch.randn(found.shape))
+    torch.testing.assert_close((found + other).relu(), (found * 1 + other).relu())
+
+
+def test_only_networks_of_many_clients_are_watched() -> None:
+    """A client by itself has nothing to merge, and operators of higher order fail if watched."""
+    x: Any = SimpleNamespace(is_cuda=True)
+    asked: list[bool] = []
+
+    def network(given: Tensor) -> Tensor:
+        asked.append(residual.merges_on(x))
+        return given * 1
+
+    vmap(network)(torch.zeros(2))
+    grad(network)(torch.zeros(()))
+    network(torch.zeros(2))
+    assert asked == [True, False, False]
 
 
 def test_sums_and_relu_are_merged(tasks: list[str]) -> None:

@@ -141,9 +141,8 @@ class _NormaliseGradient(GroupedFunction):
         *given, parts, eps, relu = given
         sizes = GroupNormSizes(*x.shape, parts, eps, relu)  # type: ignore[call-arg]
         found = getattr(gradient, "deferred", None)
-        if not isinstance(found, residual.Gradient) or not _merges(x, sizes):
-            return _fastest("gradient", sizes, computed(gradient), x, *given)
-        if gradient.dtype != x.dtype or gradient.stride() != x.stride():
+        alike = gradient.dtype == x.dtype and gradient.stride() == x.stride()
+        if not (isinstance(found, residual.Gradient) and alike and _merges(x, sizes)):
             return _fastest("gradient", sizes, computed(gradient), x, *given)
         (first, *second), cut = found.parts(x)
         others = [*second] if cut is None else [*second, cut]

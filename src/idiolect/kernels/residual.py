@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from idiolect.kernels.compiled import attempt, launch
 from idiolect.kernels.deferred import Deferred, DeferredTensor, computed
-from idiolect.kernels.vmap_rules import call
+from idiolect.kernels.vmap_rules import call, vmaps_under_way
 
 _ON = True  # off: every operation by itself, to compare
 _THREADS = 256
@@ -102,8 +102,8 @@ def _memories(given: Any) -> list[int]:
 
 
 def merges_on(x: Tensor) -> bool:
-    """Say whether normalisations may wait in a network that is given x."""
-    return _ON and x.is_cuda
+    """Say whether normalisations may wait in a network that is given x: those of many clients."""
+    return _ON and x.is_cuda and vmaps_under_way() > 0
 
 
 def may_wait(x: Tensor) -> bool:
@@ -113,7 +113,7 @@ def may_wait(x: Tensor) -> bool:
 
 def waiting(work: Work, x: Tensor) -> DeferredTensor:
     """Return what a normalisation of x makes, to be done later."""
-    return DeferredTensor(_Normalised(work, x.shape, x.stride(), x))
+    return DeferredTensor(_Normalised(work, x.shape, x.stride(), x, _within.now))
 
 
 def no_view(x: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class _NoView(Function):
     """Nothing is done."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return DeferredTensor(x.deferred, x) if isinstance(x, DeferredTensor) else x.clone()
+    def forward(x: DeferredTensor) -> Tensor:
+        return DeferredTensor(x.deferred, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -223,12 +223,12 @@ class _Normalised(_Images):
         shape: Sequence[int],
         strides: Sequence[int],
         like: Tensor,
+        within: Residuals,
         added: Tensor | None = None,
     ) -> None:
         super().__init__(shape, strides, like.new_empty(0))
-        self._work, self._added = work, added
-        self._within: Residuals = _within.now
-        self._within.waiting.add(self)
+        self._work, self._within, self._added = work, within, added
+        within.waiting.add(self)
 
     @property
     def memories(self) -> list[int]:
@@ -263,8 +263,8 @@ class _Normalised(_Images):
         if func is _aten.add_.Tensor:
             self._added = other
             return own
-        work, strides = self._work, self.strides or ()
-        return DeferredTensor(_Normalised(work, self.shape, strides, self.like, other), own)
+        given = (self._work, self.shape, self.strides or (), self.like, self._within, other)
+        return DeferredTensor(_Normalised(*given), own)
 
 
 class Gradient(_Images):

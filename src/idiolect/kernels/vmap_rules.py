@@ -26,10 +26,15 @@ def halved_on_cuda(x: Tensor) -> bool:
     )
 
 
+def vmaps_under_way() -> int:
+    """Return how many vmaps are under way, one within the other."""
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return sum(one.key() == torch._C._functorch.TransformType.Vmap for one in levels)
+
+
 def differs_everywhere(x: Tensor) -> bool:
     """Return whether each vmap under way maps a tensor; where it does not, all see the same."""
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    mapped = sum(one.key() == torch._C._functorch.TransformType.Vmap for one in levels)
+    mapped = vmaps_under_way()
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         mapped -= torch._C._functorch.is_batchedtensor(x)
         x = torch._C._functorch.get_unwrapped(x)
