@@ -146,7 +146,7 @@ def test_single_clients_of_a_user_s_network_are_trained_by_it(
     monkeypatch: pytest.MonkeyPatch, float64: None
 ) -> None:
     ran: list[str] = []
-    for name in ("_MaxPool", "_ConvReLUPool"):
+    for name in ("_HostMaxPool", "_HostConvReLUPool"):
         own = getattr(max_pool, name)
 
         def spread(ctx: Any, gradient: Tensor, own: Any = own.backward, name: str = name) -> Any:
@@ -176,4 +176,4 @@ def test_single_clients_of_a_user_s_network_are_trained_by_it(
     assert not ran
     for a, b in zip(expected, trained(Backend("vectorised", "cpu", width=1)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    assert {*ran} == {"_MaxPool", "_ConvReLUPool"}
+    assert {*ran} == {"_HostMaxPool", "_HostConvReLUPool"}

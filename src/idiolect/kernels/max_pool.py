@@ -60,7 +60,7 @@ class HostMaxPool2d(nn.MaxPool2d):
         if not suits(x) or min(x.shape[2:]) < 2:
             own: Tensor = super().forward(x)
             return own
-        pooled: Tensor = call(_MaxPool, x)
+        pooled: Tensor = call(_HostMaxPool, x)
         return pooled
 
 
@@ -81,11 +81,11 @@ def suits_conv(layer: nn.Conv2d, x: Tensor) -> bool:
 
 def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve, apply ReLU and max-pool by 2."""
-    pooled: Tensor = call(_ConvReLUPool, x, layer.weight, layer.bias, layer.padding[0])
+    pooled: Tensor = call(_HostConvReLUPool, x, layer.weight, layer.bias, layer.padding[0])
     return pooled
 
 
-class _MaxPool(Function):
+class _HostMaxPool(Function):
     """Images -> the largest pixel of each window."""
 
     @staticmethod
@@ -104,7 +104,7 @@ class _MaxPool(Function):
         return images
 
 
-class _ConvReLUPool(Function):
+class _HostConvReLUPool(Function):
     """Images, weights, bias and padding -> the largest pixel of each window, or 0."""
 
     @staticmethod
