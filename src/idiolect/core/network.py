@@ -22,6 +22,7 @@ from idiolect.kernels.convolution import StackedConv2d
 from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
 from idiolect.kernels.layer_norm import StackedLayerNorm
 from idiolect.kernels.linear import StackedLinear, linear_relu
+from idiolect.kernels.max_pool import HostMaxPool2d, halves
 from idiolect.kernels.recurrent import LAYERS
 from idiolect.kernels.residual import Residuals, merges_on
 from idiolect.kernels.vmap_rules import GroupedFunction, call, differs_everywhere
@@ -311,22 +312,11 @@ class StackedSequential(nn.Sequential):
                 x, layers = norm_relu(first, x), layers[2:]
             elif not isinstance(first, StackedConv2d) or not relu:
                 x, layers = first(x), layers[1:]
-            elif len(layers) > 2 and _halves(layers[2]):
+            elif len(layers) > 2 and halves(layers[2]):
                 x, layers = conv_relu_pool(first, x), layers[3:]
             else:
                 x, layers = conv_relu(first, x), layers[2:]
         return x
-
-
-def _halves(layer: nn.Module) -> bool:
-    """Return whether a layer is plain max-pooling of 2×2 windows."""
-    if type(layer) is not nn.MaxPool2d:
-        return False
-    pool: Any = layer
-    sizes = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    usual = ((2, (2, 2)), (2, (2, 2)), (0, (0, 0)), (1, (1, 1)))
-    fits = all(size in known for size, known in zip(sizes, usual, strict=True))
-    return fits and not pool.ceil_mode and not pool.return_indices
 
 
 class StackedDropout(nn.Dropout):
@@ -384,6 +374,7 @@ class _DropGradient(GroupedFunction):
 _STACKED: dict[type[nn.Module], Any] = {
     nn.Dropout: StackedDropout,
     nn.Conv2d: StackedConv2d,
+    nn.MaxPool2d: HostMaxPool2d,
     nn.Linear: StackedLinear,
     NonDynamicallyQuantizableLinear: StackedLinear,  # at the end of attention
     nn.GroupNorm: StackedGroupNorm,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from idiolect.kernels import max_pool
 from idiolect.kernels.compiled import aligned, attempt, launch
 from idiolect.kernels.convolution import (
     Pair,
@@ -37,6 +38,8 @@ def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve, apply ReLU and max-pool by 2: in one launch where that pays."""
     padding = _fused_padding("conv_relu_pool", layer, x)
     if padding is None or layer.bias is None:
+        if isinstance(layer, StackedConv2d) and max_pool.suits_conv(layer, x):
+            return max_pool.conv_relu_pool(layer, x)
         return F.max_pool2d(layer(x), 2).relu()  # the same, on a quarter of the numbers
     with torch.autocast(x.device.type, enabled=False):
         given = (_single(x)[None], layer.weight[None], layer.bias[None])
