@@ -14,6 +14,8 @@ from typing import Any
 from paper_persfl import DISTIL, FEDAVG_ARM, GD, ROUNDS, TABLE, TEACHER_GRID
 from reproduction import RESULTS, deviation, fill, gains, keep, run, table
 
+from idiolect.data.partition.papers import DS1_USERS
+
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "persfl.json"
 PAGE = HERE / "persfl.md"
@@ -279,7 +281,14 @@ def _users(kept: dict[str, Run]) -> list[str]:
     paper = TABLE["cifar10-ds1"]
     rows.append(["paper", f"{paper['FedAvg'][0]}", "–", *map(str, paper["PersFL"])])
     head = ["shards dealt", "global model, round 50", "fine-tuned (λ = 0)", "PersFL"]
-    return table([*head, "its spread over clients"], rows)
+    by_classes: dict[int, list[float]] = {4: [], 3: [], 2: []}
+    own = kept[deals[1][1]]
+    for seed, scores in zip(own.seeds, own.methods["PersFL"]["accuracy"]["personal"], strict=True):
+        for user, score in zip(DS1_USERS[seed % len(DS1_USERS)].split(), scores, strict=True):
+            by_classes[len(user)].append(100 * score)
+    told = (f"of {n} classes {mean(own):.1f} ({len(own)})" for n, own in by_classes.items())
+    lines = table([*head, "its spread over clients"], rows)
+    return [*lines, "", f"PersFL's users as the paper's: {', '.join(told)}."]
 
 
 def _choices(kept: dict[str, Run]) -> list[str]:
