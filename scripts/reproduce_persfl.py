@@ -82,11 +82,12 @@ class Run:
         rows = [100 * mean(row) for row in self.methods[label]["accuracy"][model]]
         return deviation(rows)
 
-    def over_clients(self, label: str, model: str = "personal") -> float:
-        """Deviation over users within a seed, mean over seeds.
+    def over_means(self, label: str) -> float:
+        """Deviation of the users' means over seeds, as the paper prints it."""
+        return deviation(self.per_client(label))
 
-        Users are drawn anew with each seed, so a deviation of five-seed means would shrink.
-        """
+    def over_clients(self, label: str, model: str = "personal") -> float:
+        """Deviation over users within a seed, mean over seeds: users are drawn anew with each."""
         return mean(
             deviation([100 * v for v in row]) for row in self.methods[label]["accuracy"][model]
         )
@@ -169,12 +170,12 @@ def _accuracy(kept: dict[str, Run], data: str) -> list[str]:
         run, paper = kept[split], TABLE[split]
         ours = [run.cell(label) for label in COLUMNS]
         rows.append([f"{_title(split)}, ours", *ours])
-        spread = [f"{run.over_clients(label):.1f}" if run.has(label) else "–" for label in COLUMNS]
-        rows.append(["spread over clients, ours", *spread])
+        spread = [f"{run.over_means(label):.1f}" if run.has(label) else "–" for label in COLUMNS]
+        rows.append(["spread of users' means, ours", *spread])
         rows.append(["paper", *[f"{paper[c][0]}" if c in paper else "–" for c in COLUMNS]])
         rows.append(
             [
-                "spread over clients, paper",
+                "spread of users' means, paper",
                 *[f"{paper[c][1]}" if c in paper else "–" for c in COLUMNS],
             ]
         )
@@ -276,7 +277,7 @@ def _users(kept: dict[str, Run]) -> list[str]:
         run = kept[name]
         places = ("PersFL", "global"), ("PersFL", "λ=0 T=1"), ("PersFL", "personal")
         cells = [run.cell(*place) for place in places]
-        spread = f"{run.over_clients('PersFL'):.1f}"
+        spread = f"{run.over_means('PersFL'):.1f}"
         rows.append([f"{title}, {len(run.seeds)} seeds", *cells, spread])
     paper = TABLE["cifar10-ds1"]
     rows.append(["paper", f"{paper['FedAvg'][0]}", "–", *map(str, paper["PersFL"])])
@@ -287,7 +288,7 @@ def _users(kept: dict[str, Run]) -> list[str]:
         for user, score in zip(DS1_USERS[seed % len(DS1_USERS)].split(), scores, strict=True):
             by_classes[len(user)].append(100 * score)
     told = (f"of {n} classes {mean(own):.1f} ({len(own)})" for n, own in by_classes.items())
-    lines = table([*head, "its spread over clients"], rows)
+    lines = table([*head, "its spread of users' means"], rows)
     return [*lines, "", f"PersFL's users as the paper's: {', '.join(told)}."]
 
 
