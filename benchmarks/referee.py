@@ -244,7 +244,7 @@ def reckoned_table(found: dict[str, Any]) -> str:
     """Lay out a reckoning, problem by problem, and tell the sum."""
     rows = [
         f"| {found['method']}, seconds | once | first two rounds | a round | a scoring "
-        "| four trials | a final training | times | **reckoned** |",
+        "| four trials | a final training | times | **estimate** |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, own in found["reckoned"].items():

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from paper_combinations import APPROACHES, LOCAL, TABLE_3, TABLE_4
-from reproduction import RESULTS, curves, deviation, fill, keep, run, table
+from reproduction import RESULTS, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "combinations.json"
@@ -75,14 +75,7 @@ def collect(folders: list[str]) -> None:
             del kept[name]
         places.append(f"{folder}={name}")
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
-    keep(FIGURES, places, _method)
-    kept = json.loads(FIGURES.read_text())
-    for folder, _, name in (place.partition("=") for place in places):
-        if name.endswith("+"):  # the curve stays that of the first seeds
-            continue
-        for label, models in curves(Path(folder) / "metrics.parquet", "val").items():
-            kept[name]["methods"][label]["curve"] = models.get("global", {})
-    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
+    keep(FIGURES, places, _method, curve=("val", "global"))
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any
 
 from paper_ktpfl import ANCHOR, DATA, SWEEPS, TABLE_1, TABLE_2, TABLE_5, TITLES
-from reproduction import RESULTS, curves, deviation, fill, keep, run, table
+from reproduction import RESULTS, deviation, fill, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "ktpfl.json"
@@ -44,14 +44,7 @@ def collect(folders: list[str]) -> None:
             print(f"{folder} is not finished, and passed by")
             continue
         named.append(f"{folder}={name or re.sub(r'^kt-|-[a-z]$', '', Path(folder).name)}")
-    keep(FIGURES, named, _method)
-    kept = json.loads(FIGURES.read_text())
-    for folder, _, name in (place.partition("=") for place in named):
-        if name.endswith("+"):  # the curve stays that of the first seeds
-            continue
-        for label, models in curves(Path(folder) / "metrics.parquet", "test_curve").items():
-            kept[name]["methods"][label]["curve"] = models.get("personal", {})
-    FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
+    keep(FIGURES, named, _method, curve=("test_curve", "personal"))
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:

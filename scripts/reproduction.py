@@ -15,7 +15,10 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def keep(
-    figures: Path, folders: list[str], method: Callable[[dict[str, Any]], dict[str, Any]]
+    figures: Path,
+    folders: list[str],
+    method: Callable[[dict[str, Any]], dict[str, Any]],
+    curve: tuple[str, str] | None = None,
 ) -> None:
     """Keep what `method` takes from each method of the given runs, in one JSON file.
 
@@ -23,6 +26,7 @@ def keep(
     runs of the same name join. With other seeds it takes the place of the kept one, if it has all
     its methods. RUN_DIR=NAME+ has more seeds of what is kept. A method may have more of them than
     others, if it has theirs first: it then tells its own, and the run's are those that all have.
+    `curve` is of which split and model a method's curve is kept, that of its first seeds.
     """
     kept = json.loads(figures.read_text()) if figures.exists() else {}
     for place in folders:
@@ -43,6 +47,9 @@ def keep(
             "federation": result["data"]["federations"][0],
         }
         known["methods"] |= found
+        if curve:
+            for label, models in curves(Path(folder) / "metrics.parquet", curve[0]).items():
+                known["methods"][label]["curve"] = models.get(curve[1], {})
     for name, known in kept.items():
         own_seeds = [own.pop("seeds", known["seeds"]) for own in known["methods"].values()]
         longest = max(own_seeds, key=len)

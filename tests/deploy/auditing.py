@@ -10,9 +10,10 @@ from kitmaking import HOST, Maker
 
 from idiolect.deploy import audit, protocol, signing
 from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.messenger import Transport
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
+from idiolect.deploy.signing import NodeChannel, ServerChannel
 
 SITES = ("site-0", "site-1", "site-2")
 FACTS = audit.run_facts("r1", "lead@hub.org", "rounds = 3", {"FedAvg": "0" * 32})

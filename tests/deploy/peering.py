@@ -53,7 +53,7 @@ def _ask(own, forger, peer, server, blob, kind):
     letters = {
         "replayed": blob,
         "bare": body,
-        "signed by a node": signing.sealed(own._identity, header, body),
+        "signed by a node": signing._signed(own._identity, header, body).blob,
     }
     for way, letter in letters.items():
         _note(peer=peer, kind=kind, way=way, told=forger.told(peer, letter))

@@ -3,8 +3,8 @@
 import pytest
 from kitmaking import HOST, Maker
 
+from idiolect.deploy.identity import ADMIN, NODE, SERVER, Authority, Identity, Signed
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import ADMIN, NODE, SERVER, Authority, Identity, Signed
 from idiolect.errors import DeployError
 
 WORDS = b"run 1, round 2, to site-0"

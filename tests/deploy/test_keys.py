@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from kitmaking import HOST, Maker
 
 from idiolect.deploy import audit_check, protocol, revocation, signing
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.revocation import REVOKED_FILE, RevocationList, Revoked, read_list
-from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
+from idiolect.deploy.signing import NodeChannel, ServerChannel
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 
 STEP = protocol.pack("step", {"run": "r1", "round": 0})
@@ -184,7 +185,7 @@ def test_what_is_signed_in_an_envelope_cannot_be_swapped_for_a_longer_message(wi
     """The size is signed too: it is what the audit log says left."""
     question = wires.hub._question("site-0", "", b"abc")
     longer = dataclasses.replace(question.header, size=4)
-    sealed = signing.sealed(wires.members.identities[HOST], longer, b"abc")
+    sealed = signing._signed(wires.members.identities[HOST], longer, b"abc").blob
     answer = signing._opened(wires.channels["site-0"].answer(sealed, lambda body: b""))
     assert protocol.unpack(answer.body).head == {"code": "identity"}
 

@@ -9,9 +9,10 @@ from kitmaking import HOST, Maker
 
 from idiolect.deploy import protocol, signing
 from idiolect.deploy.handshake import NodeRegistry
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import Authority, Identity, NodeChannel, ServerChannel
+from idiolect.deploy.signing import NodeChannel, ServerChannel
 
 SITES = [f"site-{n}" for n in range(4)]
 
@@ -89,7 +90,7 @@ def forged(kits, question, signer="server", **changes):
     """Sign a question's header again, changed in one way."""
     found = signing._opened(question)
     header = dataclasses.replace(found.header, **changes)
-    return signing.sealed(kits.identities[signer], header, found.body)
+    return signing._signed(kits.identities[signer], header, found.body).blob
 
 
 def test_the_server_is_answered_and_its_messages_work_once_and_for_their_addressee(kits, echoing):
@@ -172,7 +173,7 @@ def test_forged_messages_take_no_place_of_the_servers(tmp_path):
 
     def question(signer, number):
         header = signing.Header(HOST, "site-0", "", number, "", signing._sha256(b""))
-        return signing.sealed(signer, header, b"")
+        return signing._signed(signer, header, b"").blob
 
     first = question(server, 1)
     state, answer = side._answer("server.job", mark_of(first), first)
@@ -238,6 +239,6 @@ def test_a_node_gets_no_report_of_another_by_the_hubs_messages_or_its_own(
             false = signing.Header(HOST, "site-0", "", 1000, "", signing._sha256(letter))
             for session in ("", signing._opened(question).header.session):
                 header = dataclasses.replace(false, session=session)
-                sealed = signing.sealed(kits.identities[signer], header, letter)
+                sealed = signing._signed(kits.identities[signer], header, letter).blob
                 assert code(network.deliver("site-0", sealed)) == "identity"
     assert [path.read_bytes() for path in state] == before

@@ -13,11 +13,11 @@ from test_limits import ask, experiment, opening, site
 from idiolect.cli import node_commands
 from idiolect.deploy import approval, audit, audit_check, limits, node_records, protocol, submission
 from idiolect.deploy.approval import NO, YES, Approvals
+from idiolect.deploy.identity import Authority
 from idiolect.deploy.limits import UNLIMITED, SitePolicy, within
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import Authority
 from idiolect.engine.outcome import Silent
 from idiolect.errors import ConfigError
 from idiolect.experiment.portable import export_experiment

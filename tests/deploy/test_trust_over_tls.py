@@ -12,7 +12,7 @@ from running import ADMIN, SMALL, CommandFailed, Running
 from idiolect.deploy import audit, audit_check
 from idiolect.deploy.approval import Approvals
 from idiolect.deploy.flare import site_keys
-from idiolect.deploy.signing import Authority
+from idiolect.deploy.identity import Authority
 from idiolect.experiment.federation_file import load_project
 
 pytestmark = [

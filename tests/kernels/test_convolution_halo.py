@@ -6,6 +6,7 @@ import emulate
 import pytest
 import torch
 
+from convolutions import operands
 from idiolect.kernels import convolution_halo
 from idiolect.kernels.convolution import PLAIN, forms
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -25,12 +26,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one folder of compiled kernels: of all shapes they are the same."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(autouse=True)
 def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolution_halo, "is_hopper", lambda: True)
@@ -44,14 +39,8 @@ def test_kernels_equal_the_grouped_convolution(
 ) -> None:
     """As near as TF32, or the rounding of the result, allows; images stay with channels last."""
     emulate.use(monkeypatch, kernels)
-    torch.manual_seed(0)
     s, near = shape, 2e-3 if kind == torch.bfloat16 else 4e-4
-    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
-    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-    w = w.bfloat16().float()
-    g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).to(kind)
-    tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
-    for task, given in tasks.items():
+    for task, given in operands(s, kind).items():
         exact = PLAIN[task](*(one.double() for one in given), s)
         found = convolution_halo.forms(task, s, kind)
         if task == "convolve" or (task == "weight_gradient" and kind == torch.bfloat16):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from convolutions import operands
 from idiolect.kernels import convolution, convolution_last, group_norm, weight_order
 from idiolect.kernels.convolution import PLAIN, forms
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -22,12 +23,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one folder of compiled kernels: of all shapes they are the same."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -36,14 +31,8 @@ def test_kernels_equal_the_grouped_convolution(
 ) -> None:
     """As near as TF32, or the rounding of the result, allows; images stay with channels last."""
     emulate.use(monkeypatch, kernels)
-    torch.manual_seed(0)
     s, near = shape, 2e-3 if kind == torch.bfloat16 else 4e-4
-    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
-    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-    w = w.bfloat16().float()
-    g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).to(kind)
-    tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
-    for task, given in tasks.items():
+    for task, given in operands(s, kind).items():
         exact = PLAIN[task](*(one.double() for one in given), s)
         found = list(convolution_last.forms(task, s).values())
         assert found or (task == "input_gradient" and s.channels == 3)
@@ -67,11 +56,7 @@ def test_all_layers_of_a_network_are_few_kernels(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(convolution_last, "launch", launch)
     monkeypatch.setattr(weight_order, "launch", lambda *_: None)
     for s in SHAPES:
-        x = torch.zeros(s.groups, s.images, s.channels, s.height, s.width)
-        w = torch.zeros(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-        g = torch.zeros(s.groups, s.images, s.out_channels, s.out_height, s.out_width)
-        tasks = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}
-        for task, given in tasks.items():
+        for task, given in operands(s, torch.float32).items():
             for form in convolution_last.forms(task, s).values():
                 form(*given, s)
     assert len(seen) == 10 - 2  # no layer here has more than 64 input channels

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from convolutions import operands
 from idiolect.core.network import Network
 from idiolect.kernels import autotune, convolution, convolution_library, group_norm
 from idiolect.kernels.convolution import PLAIN
@@ -76,18 +77,13 @@ def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypat
 def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path):
     """Of rows for every pixel, made and added up by our kernels; images stay with channels last."""
     emulate.use(monkeypatch, tmp_path)
-    torch.manual_seed(0)
     for s in (
         ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
         ConvShape(2, 3, 40, 7, 8, 32, 3, 3, 2, 1),
         ConvShape(2, 3, 32, 5, 6, 48, 1, 1, 2, 0),
         ConvShape(1, 2, 32, 9, 9, 32, 2, 2, 3, 0),
     ):
-        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
-        w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-        w = w.bfloat16().float()
-        g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).to(kind)
-        given = {"convolve": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[task]
+        given = operands(s, kind)[task]
         exact = PLAIN[task](*(one.double() for one in given), s)
         form = convolution_library.forms(task, s, rounded=True)["rows"]
         got = form(*form.arrange((*given, s)))
@@ -101,15 +97,12 @@ def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path)
 def test_a_convolution_may_be_a_gradient_of_another(kind, monkeypatch, tmp_path):
     """Of weights as a step leaves them too; only deep ones of stride 1 are offered."""
     emulate.use(monkeypatch, tmp_path)
-    torch.manual_seed(0)
     for s in (
         ConvShape(2, 2, 128, 4, 3, 130, 3, 3, 1, 1),
         ConvShape(2, 1, 128, 5, 6, 128, 4, 4, 1, 1),
         ConvShape(1, 1, 129, 4, 4, 128, 3, 3, 1, 0),
     ):
-        x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).to(kind)
-        w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-        w = w.bfloat16().float()
+        x, w = operands(s, kind)["convolve"]
         form = convolution_library.forms("convolve", s, rounded=True)["turned"]
         exact = PLAIN["convolve"](x.double(), w.double(), s)
         for given in ((x, w, s), form.arrange((x, w, s))):

@@ -17,12 +17,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one folder of compiled kernels: of all shapes they are the same."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)

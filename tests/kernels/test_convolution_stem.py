@@ -6,6 +6,7 @@ import emulate
 import pytest
 import torch
 
+from convolutions import operands
 from idiolect.kernels import convolution_stem
 from idiolect.kernels.convolution import PLAIN, forms
 from idiolect.kernels.convolution_cuda import ConvShape
@@ -21,12 +22,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make one folder of compiled kernels: most shapes share them."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -36,15 +31,11 @@ def test_kernels_equal_the_grouped_convolution(
     """As near as bfloat16 is, in one part or several, however pictures lie."""
     emulate.use(monkeypatch, kernels)
     monkeypatch.setattr(convolution_stem, "processors", lambda x: many)
-    torch.manual_seed(0)
-    s = shape
-    x = torch.randn(s.groups, s.images, s.channels, s.height, s.width).bfloat16()
-    w = torch.randn(s.groups, s.out_channels, s.channels, s.kernel_height, s.kernel_width)
-    w = w.bfloat16().float()
-    g = torch.randn(s.groups, s.images, s.out_channels, s.out_height, s.out_width).bfloat16()
-    laid = x.permute(1, 3, 4, 0, 2).contiguous().permute(3, 0, 4, 1, 2)
-    tasks = {"convolve": (x, w, laid), "weight_gradient": (g, x, laid)}
-    for task, (one, other, last) in tasks.items():
+    s, pairs = shape, operands(shape, torch.bfloat16)
+    (x, w), (g, _) = pairs["convolve"], pairs["weight_gradient"]
+    last = x.permute(1, 3, 4, 0, 2).contiguous().permute(3, 0, 4, 1, 2)
+    for task in ("convolve", "weight_gradient"):
+        one, other = pairs[task]
         given = (one, other, s)
         exact = PLAIN[task](one.double(), other.double(), s)
         form = convolution_stem.forms(task, s)["stem"]

@@ -32,7 +32,7 @@ def verify(
     """Check logs, each by itself and against the others; status 12 if something is wrong."""
     from idiolect.cli.screen import print_json
     from idiolect.deploy.audit_check import check, log_paths
-    from idiolect.deploy.signing import Authority
+    from idiolect.deploy.identity import Authority
 
     paths = log_paths(logs)
     found = check(paths, Authority.from_kit(_believed(kit, paths)))

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from idiolect.deploy import audit
 from idiolect.deploy.audit import Entry, Head
+from idiolect.deploy.identity import NODE, SERVER, Authority, Signed
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import NODE, SERVER, Authority, Header, Signed
+from idiolect.deploy.signing import Header
 from idiolect.errors import ConfigError
 
 _BACK = 30.0  # seconds that a clock may be set back, as time servers do

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from idiolect.deploy import audit, submission
 from idiolect.deploy.approval import Approvals, RunTerms, request_digest, summary
 from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.identity import NODE, Authority
 from idiolect.deploy.protocol import Message, Refused
-from idiolect.deploy.signing import NODE, Authority
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import DeployError
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from idiolect.deploy.identity import NODE, Authority, Identity, Signed
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import NODE, Authority, Identity, Signed
 from idiolect.errors import DeployError
 
 PRIME = 2**256 + 297

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from idiolect.deploy.identity import ADMIN, Authority, Identity, Signed
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import ADMIN, Authority, Identity, Signed
 
 RUN, ADAPT, DESCRIBE = "run", "adapt", "describe"
 

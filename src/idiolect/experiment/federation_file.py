@@ -15,7 +15,6 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _EMAIL = re.compile(r"[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
 _TAKEN = ("server", "authority", "renewed")
-ROLES = ("project_admin", "org_admin", "lead", "member")
 
 
 def _checked(pattern: re.Pattern[str], value: str, expected: str) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from idiolect.data import SOURCES
 from idiolect.deploy.flare.kits import NODE_FILE, MemberKit
 from idiolect.deploy.flare.watchdog import taken_port
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.limits import policy_path, read_server_policy, read_site_policy
-from idiolect.deploy.signing import Authority, Identity
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 from idiolect.experiment.build import load_source

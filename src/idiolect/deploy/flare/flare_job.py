@@ -43,13 +43,14 @@ from idiolect.deploy.flare.job_layout import (
 )
 from idiolect.deploy.flare.kits import HOME, HOST_FILE, OUTCOME, RESULT
 from idiolect.deploy.flare.node_side import Tidy, mark_of
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.messenger import Messenger, Transport, WaitPolicy
 from idiolect.deploy.newcomer_nodes import WantedModel, adapt_nodes, find_model
 from idiolect.deploy.processes import locked
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import ServerSettings, make_messenger, serve
 from idiolect.deploy.server import RestartNeeded
-from idiolect.deploy.signing import Authority, Identity, ServerChannel
+from idiolect.deploy.signing import ServerChannel
 from idiolect.engine.outcome import Silent, Tick
 from idiolect.errors import ConfigError, DeployError, IdiolectError
 from idiolect.experiment.portable import import_experiment

@@ -44,9 +44,10 @@ from idiolect.deploy.flare.job_layout import (
 )
 from idiolect.deploy.flare.kits import NODE_FILE
 from idiolect.deploy.flare.prometheus import write_status
+from idiolect.deploy.identity import Authority, Identity
 from idiolect.deploy.node_process import NodeProcess
 from idiolect.deploy.protocol import Refused
-from idiolect.deploy.signing import Authority, Identity, NodeChannel
+from idiolect.deploy.signing import NodeChannel
 from idiolect.deploy.site import NodeSettings
 from idiolect.version import VERSION
 

@@ -28,8 +28,8 @@ from idiolect.deploy.certificates import (
     same_fingerprint,
 )
 from idiolect.deploy.flare import kits, require
+from idiolect.deploy.identity import SERVER, key_path
 from idiolect.deploy.revocation import REVOKED_FILE, Revocations, padding, read_list, revoke
-from idiolect.deploy.signing import SERVER, key_path
 from idiolect.errors import ConfigError, DeployError
 from idiolect.experiment.federation_file import Project
 
