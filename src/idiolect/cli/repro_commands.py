@@ -61,8 +61,8 @@ def repro(
             return
         _print_overview(screen, measured)
         screen.say(
-            "`idiolect repro NAME --show` shows a row's figures, files and minutes; without --show it is "
-            "run.\nWhat a status means: docs/reproduction/README.md, or --json."
+            "`idiolect repro NAME --show` shows a row's figures, files and minutes; without --show "
+            "it is run.\nWhat a status means: docs/reproduction/README.md, or --json."
         )
         return
     paper, item = find_item(name)
