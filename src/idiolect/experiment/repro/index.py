@@ -116,7 +116,7 @@ RULES = {
     "and every order that it claims holds, beyond noise; of a picture that prints no figures, what "
     "the paper says of it holds beyond noise, or is judged by hand, which the note then says",
     DIFFERS: "with 95 % confidence some figure is more than three points below the paper's, or an "
-    "order that it claims is turned round",
+    "order that it claims is turned round, beyond noise",
     UNDECIDED: "neither: a claimed order is within the noise, or our seeds are too few or too far "
     "apart to say; a single seed decides nothing, unless it is more than three points below",
     PENDING: "it, or a part of it (a panel, a column), has not been run; what was run does not "
