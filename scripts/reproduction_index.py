@@ -17,7 +17,7 @@ from idiolect.experiment.repro.index import (
     items,
     papers,
 )
-from idiolect.experiment.repro.stored import rounded, stored_figures, written
+from idiolect.experiment.repro.stored import rounded, stored_figures, stored_seconds, written
 from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,13 +27,18 @@ PAGE = ROOT / "docs" / "reproduction" / "README.md"
 
 
 def measured() -> str:
-    """Return measured.json: figures of every seed of every run that the pages were made of."""
+    """Return measured.json: figures of every seed of every run that the pages were made of.
+
+    With them, where they were kept, the seconds of a seed and round.
+    """
+    seconds = stored_seconds(RESULTS)
     names, titles = _method_names(), {kind.title: name for name, kind in METHODS.items()}
     found = {
         run: {
             label: {
                 "method": names.get(run, {}).get(label) or titles.get(label, ""),
                 "models": {model: list(one.seeds) for model, one in own.items()},
+                **({"seconds": seconds[run][label]} if label in seconds[run] else {}),
             }
             for label, own in labels.items()
         }
@@ -69,9 +74,10 @@ def page() -> str:
         "",
         "Every table and figure of the papers. Made by `make docs` from the results that are kept",
         "in `results/`. `idiolect repro` prints the same, `idiolect repro persfl-table3` runs one",
-        "of its rows (`--show` only tells figures, claims and files; `--set seeds=[0]` makes it",
-        "shorter), and `idiolect repro check` finds every status again from the results, without a",
-        "GPU. What the papers' claims come to: [what we learned about these papers](learned.md).",
+        "of its rows (`--show` only tells figures, claims, files and, where it is known, minutes;",
+        "`--set seeds=[0]` makes it shorter), and `idiolect repro check` finds every status again",
+        "from the results, without a GPU. What the papers' claims come to: [what we learned about",
+        "these papers](learned.md).",
         "",
         "| status | means |",
         "|---|---|",

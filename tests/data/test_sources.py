@@ -165,6 +165,12 @@ def test_what_cannot_be_had_is_said(folder, tmp_path):
         load("cross_sector")
     with pytest.raises(DataError, match=r"'emnist' is not in .*cannot be downloaded"):
         load("emnist", folder)
+    with pytest.raises(DataError, match=r"holds tcga_brca/\*\.csv$"):  # a table has no images
+        load("tcga_brca", folder)
+    with pytest.raises(
+        DataError, match=r"holds office_caltech10/train.*, or one \*\.parquet, with"
+    ):
+        load("office_caltech10", folder)
     with pytest.raises(DataError, match="nowhere does not exist"):
         load("mnist", tmp_path / "nowhere")
 

@@ -28,11 +28,12 @@ from idiolect.experiment.repro.index import (
     figure_of,
     find_item,
     items,
+    minutes,
     name_of,
     papers,
     shipped_figures,
 )
-from idiolect.experiment.repro.stored import disagreements, written
+from idiolect.experiment.repro.stored import disagreements, stored_seconds, written
 
 ROOT = Path(__file__).resolve().parents[2]
 # Means 80 and 78; paired differences 1.9, 2.1, 2.0: p = 0.0008. Half a width of 95 % is 0.39.
@@ -203,6 +204,8 @@ def test_files_that_are_named_exist_once_their_folder_does() -> None:
 def test_a_misspelt_name_is_told_its_neighbour() -> None:
     with pytest.raises(ConfigError, match="did you mean persfl-table3"):
         find_item("persfl-tabel3")
+    with pytest.raises(ConfigError, match="'zzz'; `idiolect repro` lists all"):
+        find_item("zzz")
 
 
 def test_the_index_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +383,28 @@ def test_a_table_of_the_field_is_scored_both_ways(tmp_path: Path) -> None:
         unknown.exit_code == 2
         and "no method of pfllib-fmnist is called 'FedAlas'" in unknown.output
     )
+
+
+def test_a_row_tells_how_long_it_takes() -> None:
+    """Of Figure 6 the kept run is of the file's seeds and rounds, so its seconds add up to it."""
+    kept = json.loads((ROOT / "results" / "persfl.json").read_text())["mnist-ds1"]["methods"]
+    spent, known, asked = minutes(find_item("persfl-figure6")[1])
+    assert spent == pytest.approx(sum(own["seconds"] for own in kept.values()) / 60, rel=0.01)
+    assert known == asked == len(kept)
+    whole = "one H200, one method after the other, by kept seconds: 2 minutes (an estimate)."
+    assert whole in " ".join(repro("persfl-figure6", "--show").output.split())
+    assert "Without 4 of 6 methods" in repro("pfml-table2", "--show").output
+    assert json.loads(repro("pfml-table3", "--json", "--show").stdout)["result"]["time"].endswith(
+        "no seconds of it on an H200 are kept."
+    )
+
+
+def test_seconds_are_of_a_seed_and_round_on_that_chip(tmp_path: Path) -> None:
+    """60 seconds of two seeds and three rounds; the other run was on a CPU."""
+    own = {"rounds": 3, "seconds": 60.0, "accuracy": [1.0, 1.0], "device": "NVIDIA H200"}
+    methods = {"A": own, "B": {**own, "device": "cpu"}}
+    (tmp_path / "ktpfl.json").write_text(json.dumps({"one": {"seeds": [0, 1], "methods": methods}}))
+    assert stored_seconds(tmp_path) == {"ktpfl-one": {"A": 10.0}}
 
 
 def test_what_has_nothing_to_run_says_so() -> None:

@@ -34,7 +34,7 @@ def repro(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show", help="Show its figures and files; run nothing.")
+        bool, typer.Option("--show", help="Show its figures, files and minutes; run nothing.")
     ] = False,
     set: Annotated[list[str] | None, base.SET] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs' folders.")] = Path("runs"),
@@ -61,8 +61,8 @@ def repro(
             return
         _print_overview(screen, measured)
         screen.say(
-            "`idiolect repro NAME --show` shows a row's figures and files; without --show it is "
-            "run.\nWhat a status means: docs/reproduction/README.md, or --json."
+            "`idiolect repro NAME --show` shows a row's figures, files and minutes; without --show "
+            "it is run.\nWhat a status means: docs/reproduction/README.md, or --json."
         )
         return
     paper, item = find_item(name)
@@ -82,6 +82,21 @@ def repro(
         _print_figures(screen, item, measured, fresh)
     for one in item.experiments:
         screen.print(f"experiments/{one.file} {' '.join(one.set)}".rstrip(), markup=False)
+    if item.experiments:
+        screen.say(_time(item))
+
+
+def _time(item: "Item") -> str:
+    from idiolect.experiment.repro.index import minutes
+
+    spent, known, asked = minutes(item)
+    if not known:
+        return "How long it takes is not known: no seconds of it on an H200 are kept."
+    lack = f" Without {asked - known} of {asked} methods, of which none are kept."
+    return (
+        f"Whole, on one H200, one method after the other, by kept seconds: {spent:.0f} minutes "
+        f"(an estimate).{lack if known < asked else ''}"
+    )
 
 
 def _check(json: bool) -> None:
@@ -211,6 +226,7 @@ def _described(
         "note": item.note,
         "not_found": list(item.failed(measured)),
         "experiments": [{"file": one.file, "set": list(one.set)} for one in item.experiments],
+        "time": _time(item) if item.experiments else None,
         "figures": cells,
     }
 

@@ -257,9 +257,11 @@ def _from_hub(
     name: str, source: Source, root: Path, download: bool, where: str | Path | None
 ) -> _Found:
     """Return the source's files in the cache, downloading those that are missing."""
+    # Of some, such as office_caltech10, all rows stand in one file.
+    files = "train*.parquet and test*.parquet" + ("" if source.files else ", or one *.parquet")
     layout = (
         f"pass --data-dir or set IDIOLECT_DATA to a folder that holds {next(iter(source.folders))}/"
-        f"train*.parquet and test*.parquet, with columns {source.columns}"
+        + (f"{files}, with columns {source.columns}" if source.table is None else "*.csv")
     )
     looked = f"dataset '{name}' is not in {where}" if where else f"dataset '{name}' is not at hand"
     if not source.files:

@@ -61,18 +61,18 @@ def figure_of(seeds: Sequence[float]) -> Figure:
 
 def shipped_figures() -> Measured:
     """Return what came with the package: the figures of docs/reproduction."""
-    text = (
-        resources.files("idiolect.experiment.repro")
-        .joinpath("measured.json")
-        .read_text(encoding="utf-8")
-    )
     return {
         run: {
             label: {model: Figure(tuple(seeds)) for model, seeds in own["models"].items()}
             for label, own in labels.items()
         }
-        for run, labels in json.loads(text).items()
+        for run, labels in _shipped().items()
     }
+
+
+def _shipped() -> dict[str, Any]:
+    file = resources.files("idiolect.experiment.repro").joinpath("measured.json")
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[str, Figure]]:
@@ -116,7 +116,7 @@ RULES = {
     "and every order that it claims holds, beyond noise; of a picture that prints no figures, what "
     "the paper says of it holds beyond noise, or is judged by hand, which the note then says",
     DIFFERS: "with 95 % confidence some figure is more than three points below the paper's, or an "
-    "order that it claims is turned round",
+    "order that it claims is turned round, beyond noise",
     UNDECIDED: "neither: a claimed order is within the noise, or our seeds are too few or too far "
     "apart to say; a single seed decides nothing, unless it is more than three points below",
     PENDING: "it, or a part of it (a panel, a column), has not been run; what was run does not "
@@ -349,7 +349,7 @@ def find_item(name: str) -> tuple[Paper, Item]:
     known = items()
     if name not in known:
         near = get_close_matches(name, known, 1, cutoff=0.5)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = f"; did you mean {near[0]}?" if near else ";"
         raise ConfigError(
             f"no table or figure is called {name!r}{meant} `idiolect repro` lists all"
         )
@@ -427,6 +427,24 @@ def run_item(
             result = execute(experiment, out / name, wanted)
             found[name] = figures_of_result(result, item.figure or figure)
     return found
+
+
+def minutes(item: Item) -> tuple[float, int, int]:
+    """Estimate the minutes of a whole item on one H200 from kept seconds.
+
+    Beside them stand how many of its methods they are of, and how many it has. A method's seconds
+    are taken for each seed and round that its file asks for.
+    """
+    shipped, found, asked = _shipped(), [], 0
+    for one in item.experiments:
+        experiment = load_experiment(_experiment_path(item, one), one.set)
+        asked += len(experiment.methods)
+        for own in experiment.methods:
+            kept = shipped.get(name_of(one), {}).get(own.label_or_name, {})
+            if "seconds" in kept:
+                rounds = own.rounds or experiment.rounds
+                found.append(kept["seconds"] * len(experiment.seeds) * rounds)
+    return sum(found) / 60, len(found), asked
 
 
 def name_of(one: Runnable) -> str:

@@ -6,6 +6,7 @@ scores of every seed, of every client where they are few. Nothing here needs a G
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,6 +15,7 @@ from idiolect.errors import ConfigError
 from idiolect.experiment.repro.index import (
     Figure,
     Measured,
+    Paper,
     figure_of,
     items,
     papers,
@@ -26,15 +28,29 @@ _ROW = re.compile(r"^\| `?([a-z0-9-]+)`? \| .*\| \*\*([a-z ]+)\*\* \|([^|]*)\|[^
 
 def stored_figures(folder: Path) -> Measured:
     """Return the figures of all kept runs, each seed's, by run as the index names them."""
-    found: dict[str, dict[str, dict[str, Figure]]] = {}
+    return {
+        name: {label: _models(own, paper.figure) for label, own in content["methods"].items()}
+        for name, paper, content in _runs(folder)
+    }
+
+
+def stored_seconds(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the seconds a seed and round of what was trained on an H200, by run and label."""
+    return {
+        name: {
+            label: round(own["seconds"] / len(content["seeds"]) / own["rounds"], 5)
+            for label, own in content["methods"].items()
+            if "seconds" in own and "H200" in own.get("device", "")
+        }
+        for name, _, content in _runs(folder)
+    }
+
+
+def _runs(folder: Path) -> Iterator[tuple[str, Paper, dict[str, Any]]]:
     for key, paper in papers().items():
         path = folder / f"{key}.json"
         for run, content in json.loads(path.read_text()).items() if path.exists() else ():
-            name = run if run.startswith(f"{key}-") else f"{key}-{run}"
-            found[name] = {
-                label: _models(own, paper.figure) for label, own in content["methods"].items()
-            }
-    return found
+            yield run if run.startswith(f"{key}-") else f"{key}-{run}", paper, content
 
 
 def _models(own: dict[str, Any], name: str) -> dict[str, Figure]:
