@@ -205,14 +205,16 @@ def _print_figures(
     further = ["last round"] if best else []
     print_table(screen, "", ["%"], [*columns, *further, "paper", "apart"], rows)
     counts = item.counts(shown)
-    screen.say(
-        f"{counts['near']} of {counts['near'] + counts['below']} cells are within one point of the "
-        f"paper's or above; {counts['not_measured']} more are not measured."
-    )
+    if ran := counts["near"] + counts["below"]:
+        left = f"; {counts['not_measured']} are not measured" if counts["not_measured"] else ""
+        screen.say(
+            f"{counts['near']} of {ran} cells are within one point of the paper's or above{left}."
+        )
     if best:
         screen.say(
-            "Scored as the paper does: the best test round, clients weighed by test rows. It is "
-            "chosen on test data. Beside it the last round, mean over clients, which is ours."
+            "Where a last round stands beside, ours is scored as the paper does: the best test "
+            "round, clients weighed by test rows, which is chosen on test data. The last round, "
+            "mean over clients, is ours."
         )
 
 

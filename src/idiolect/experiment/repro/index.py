@@ -561,13 +561,21 @@ def labels_of(experiment: Experiment) -> list[str]:
 
 def finished_figures(paper: Paper, item: Item, out: Path) -> Measured:
     """Return the figures of an item's runs that lie in a folder, as far as they are finished."""
-    figure = item.figure or paper.figure
     folders = {name: out / name for name in map(name_of, item.experiments)}
-    return {
-        name: figures_of_result(read_document(folder), figure)
+    found = {
+        name: figures_of_result(read_document(folder), item.figure or paper.figure)
         for name, folder in folders.items()
         if (folder / FILE).exists()
     }
+    for cell in item.cells:
+        models = found.get(cell.run, {}).get(cell.label, {cell.model: None})
+        if cell.model not in models:
+            known = ", ".join(map(repr, models))
+            raise ConfigError(
+                f"cell {cell.what!r}: {cell.label} has no model {cell.model!r} in "
+                f"{folders[cell.run]}; it has {known}"
+            )
+    return found
 
 
 def name_of(one: Runnable) -> str:
@@ -581,5 +589,8 @@ def name_of(one: Runnable) -> str:
 def _experiment_path(item: Item, one: Runnable) -> Path:
     path = experiments_folder() / one.file
     if not path.exists():
-        raise ConfigError(f"{item.id} needs {one.file}, which is not among the experiments here")
+        raise ConfigError(
+            f"{item.id} needs {one.file}, which is neither beside its table nor among the "
+            "experiments here"
+        )
     return path
