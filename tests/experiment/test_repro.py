@@ -26,6 +26,7 @@ from idiolect.experiment.repro.index import (
     Item,
     experiments_folder,
     figure_of,
+    figures_of_result,
     find_item,
     items,
     minutes,
@@ -405,6 +406,93 @@ def test_seconds_are_of_a_seed_and_round_on_that_chip(tmp_path: Path) -> None:
     methods = {"A": own, "B": {**own, "device": "cpu"}}
     (tmp_path / "ktpfl.json").write_text(json.dumps({"one": {"seeds": [0, 1], "methods": methods}}))
     assert stored_seconds(tmp_path) == {"ktpfl-one": {"A": 10.0}}
+
+
+def own_table(folder: Path) -> Path:
+    """Write the experiment and the table that the page shows, with an unseen client."""
+    page = (ROOT / "docs" / "reproduction" / "field.md").read_text()
+    experiment, table = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (folder / "mnist-pathological.toml").write_text(experiment)
+    (folder / "fedfoo.toml").write_text(table)
+    return folder / "fedfoo.toml"
+
+
+def test_a_table_of_ones_own_is_laid_beside_ours(tmp_path: Path) -> None:
+    """What the page shows, in small; each kind of figure is that of result.json."""
+    table = own_table(tmp_path)
+    cell = '{ what = "WHAT", run = "mnist-dir", label = "Ditto", '
+    cell += 'model = "personal, WHAT", paper = 99 },'
+    more = "".join(cell.replace("WHAT", kind) + "\n" for kind in ("newcomers", "took part"))
+    table.write_text(table.read_text().replace("]\nclaims", more + "]\nclaims"))
+    short = ("rounds=2", "data.source=embedded", "model={name='mlr'}", "evaluate.every=1")
+    network = ("unseen=1", "methods.Ditto.batch=200", "methods.FedRep.batch=200", "seeds=[0]")
+    changes = [word for one in (*short, *network) for word in ("--set", one)]
+    none = repro(str(table), "--show", "--out", str(tmp_path / "runs"))
+    assert none.exit_code == 0 and "not measured yet" in none.output, none.output
+    done = repro(str(table), "--out", str(tmp_path / "runs"), *changes)
+    assert done.exit_code == 0, done.output
+    again = repro(str(table), "--show", "--out", str(tmp_path / "runs"), "--json")
+    told = json.loads(again.stdout)["result"]["fedfoo"]
+    held = {
+        run: json.loads((tmp_path / "runs" / run / "result.json").read_text())["methods"]
+        for run in ("mnist-pathological", "mnist-dir")
+    }
+    rep, ditto = held["mnist-dir"]["FedRep"], held["mnist-dir"]["Ditto"]
+    parts = ditto["seeds"][0]["participation"]["accuracy"]["personal"]
+    expected = [
+        held["mnist-pathological"]["FedRep"]["seeds"][0]["models"]["personal"]["mean"],
+        rep["best_test_round"]["personal"]["weighted_mean"][0],
+        ditto["last_test_rounds"]["personal"]["mean"][0],
+        parts["never"],
+        parts["took_part"],
+    ]
+    assert [one["ours"] / 100 for one in told["figures"]] == pytest.approx(expected)
+    gaps = [one["ours"] - one["paper"] for one in told["figures"]]
+    near = sum(gap >= -1 for gap in gaps)
+    assert told["counts"] == {"near": near, "below": 5 - near, "not_measured": 0}
+    assert f"{near} of 5 cells are within one point" in done.output
+    assert f"{gaps[0]:+.1f}" in done.output
+    wrong = table.read_text().replace('"personal"', '"global"')
+    table.write_text(wrong)
+    unknown = repro(str(table), "--show", "--out", str(tmp_path / "runs"))
+    assert unknown.exit_code == 2 and "FedRep has no model 'global'" in unknown.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('label = "Ditto"', 'label = "Dito"', "no method of mnist-dir is called 'Dito'; did you"),
+        ('run = "mnist-dir"', 'run = "mnist"', "no experiment is called 'mnist'; did you mean"),
+        ("paper = 97.9", 'paper = "97.9"', "items[0].cells[2].paper is '97.9', expected a valid"),
+        ('figure = "mean"', 'figure = "best"', "figure is 'best', expected 'mean', "),
+        ("cells =", "cell =", "unknown key items[0].cell: 'cell'; did you mean 'cells'?"),
+        ('name = "mnist-dir", ', "", "two runs called 'mnist-pathological'; give each a name"),
+        (
+            '"mnist-pathological.toml",',
+            '"mnits.toml",',
+            "needs mnits.toml, which is neither beside",
+        ),
+        ("experiments =", "runs =", "unknown key items[0].runs"),
+        ("test_curve = true", "", "needs test scores along the way, and mnist-dir has none"),
+        ('name = "FedFoo"', "name = FedFoo", "fedfoo.toml:1:8: not valid TOML"),
+    ],
+)
+def test_a_wrong_table_is_told_before_anything_runs(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    table = own_table(tmp_path)
+    path = tmp_path / "mnist-pathological.toml" if "test_curve" in old else table
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    done = repro(str(table), "--out", str(tmp_path / "runs"))
+    assert done.exit_code == 2 and told in done.output, done.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_figure_that_is_no_share_is_not_compared() -> None:
+    result = {"name": "school", "metric": {"name": "rmse"}, "methods": {}}
+    with pytest.raises(ConfigError, match="school is scored by"):
+        figures_of_result(result, "mean")
 
 
 def test_what_has_nothing_to_run_says_so() -> None:

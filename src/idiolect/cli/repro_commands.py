@@ -28,8 +28,9 @@ def repro(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A table or figure to run, such as persfl-table3; `check` finds every status "
-            "again from the kept results, and fails if the page says otherwise.",
+            help="A table or figure to run, such as persfl-table3, or a .toml with a table of "
+            "yours; `check` finds every status again from the kept results, and fails if the page "
+            "says otherwise.",
             autocompletion=_complete,
         ),
     ] = None,
@@ -47,7 +48,13 @@ def repro(
 ) -> None:
     """List the papers' tables and figures, or run one of them."""
     from idiolect.cli.screen import console, print_json
-    from idiolect.experiment.repro.index import find_item, items, shipped_figures
+    from idiolect.experiment.repro.index import (
+        find_item,
+        finished_figures,
+        items,
+        own_paper,
+        shipped_figures,
+    )
 
     measured, screen = shipped_figures(), console()
     if name == "check":
@@ -65,14 +72,36 @@ def repro(
             "it is run.\nWhat a status means: docs/reproduction/README.md, or --json."
         )
         return
+    overrides = base.overrides_of(set, device, backend)
+    if name.endswith(".toml"):
+        own, told = own_paper(Path(name)), {}
+        for item in own.items:
+            if not show:
+                _run(own, item, overrides, out, method or [], resume, data_dir)
+            found = finished_figures(own, item, out)
+            told[item.id] = _described(own, item, found)
+            if not json:
+                _print_item(screen, own, item, found)
+        if json:
+            print_json(told)
+        return
     paper, item = find_item(name)
     fresh = None
     if not show:
-        overrides = base.overrides_of(set, device, backend)
         fresh = _run(paper, item, overrides, out, method or [], resume, data_dir)
     if json:
         print_json(_described(paper, item, measured, fresh))
         return
+    _print_item(screen, paper, item, measured, fresh)
+
+
+def _print_item(
+    screen: "PlainConsole",
+    paper: "Paper",
+    item: "Item",
+    measured: "Measured",
+    fresh: "Measured | None" = None,
+) -> None:
     screen.print(f"{paper.name}, {item.title}: {item.status(measured)}", markup=False)
     if item.note:
         screen.print(item.note, markup=False)
@@ -81,7 +110,8 @@ def repro(
     if item.cells:
         _print_figures(screen, item, measured, fresh)
     for one in item.experiments:
-        screen.print(f"experiments/{one.file} {' '.join(one.set)}".rstrip(), markup=False)
+        path = one.file if Path(one.file).is_absolute() else f"experiments/{one.file}"
+        screen.print(f"{path} {' '.join(one.set)}".rstrip(), markup=False)
     if item.experiments:
         screen.say(_time(item))
 
@@ -176,21 +206,30 @@ def _print_figures(
     from idiolect.experiment.repro.index import BEST_TEST_ROUND
     from idiolect.experiment.repro.stored import written
 
-    columns = {"kept": measured} if fresh is None else {"this run": fresh, "kept": measured}
+    columns = {"ours": measured} if fresh is None else {"this run": fresh, "kept": measured}
+    shown = next(iter(columns.values()))
     best = any(cell.model.endswith(BEST_TEST_ROUND) for cell in item.cells)
     rows = []
     for cell in item.cells:
         found = [cell.ours(one) for one in columns.values()]
         if best:
-            found.append(cell.last_round(measured if fresh is None else fresh))
-        shown = [written(one) if one else "-" for one in found]
-        rows.append([cell.what, *shown, f"{cell.paper:.1f}"])
+            found.append(cell.last_round(shown))
+        apart = f"{found[0].mean - cell.paper:+.1f}" if found[0] else ""
+        figures = [written(one) if one else "-" for one in found]
+        rows.append([cell.what, *figures, f"{cell.paper:.1f}", apart])
     further = ["last round"] if best else []
-    print_table(screen, "", ["%"], [*columns, *further, "paper"], rows)
+    print_table(screen, "", ["%"], [*columns, *further, "paper", "apart"], rows)
+    counts = item.counts(shown)
+    if ran := counts["near"] + counts["below"]:
+        left = f"; {counts['not_measured']} are not measured" if counts["not_measured"] else ""
+        screen.say(
+            f"{counts['near']} of {ran} cells are within one point of the paper's or above{left}."
+        )
     if best:
         screen.say(
-            "Scored as the paper does: the best test round, clients weighed by test rows. It is "
-            "chosen on test data. Beside it the last round, mean over clients, which is ours."
+            "Where a last round stands beside, ours is scored as the paper does: the best test "
+            "round, clients weighed by test rows, which is chosen on test data. The last round, "
+            "mean over clients, is ours."
         )
 
 
@@ -228,6 +267,7 @@ def _described(
         "experiments": [{"file": one.file, "set": list(one.set)} for one in item.experiments],
         "time": _time(item) if item.experiments else None,
         "figures": cells,
+        "counts": item.counts(measured if fresh is None else fresh),
     }
 
 

@@ -176,6 +176,28 @@ def right_answers_of_others(content):
     groups[0], groups[1] = groups[0] + groups[1] + 1, 0
 
 
+def right_answers_moved_to_another_row(content):
+    """Their sum stays; there are fewer rows in the group than are right."""
+    groups = first_seed(content)["right_by_group"][0]
+    groups[:] = [sum(groups), *[0.0 for _ in groups[1:]]]
+    again(content)
+
+
+def list_a_problem_twice(content):
+    """So that "better on 1 of 1" would be 2 of 2."""
+    content["problems"].append("heart")
+    again(content)
+
+
+def withhold_the_validation_curve(content):
+    """With which a trial that was made up would be seen."""
+    del first_seed(content)["validation_curve"][0]
+
+
+def draw_more_clients(content):
+    cell(content)["cohort"] = 4
+
+
 def not_a_number(content):
     cell(content)["seconds"] = float("nan")
 
@@ -306,6 +328,10 @@ TAMPERING = {
     say_that_a_baseline_failed: "FedPer is not as this package has it stored",
     leave_out_the_worst_client: "a client with test rows has no score",
     right_answers_of_others: "do not add up to its scores",
+    right_answers_moved_to_another_row: "do not add up to its scores",
+    list_a_problem_twice: "heart is listed twice",
+    withhold_the_validation_curve: "validation curve has not a point for each",
+    draw_more_clients: "(cohort)",
     not_a_number: "a number that is not finite",
     too_large_a_number: "has not the form",
     no_such_metric: "unknown metric 'luck'",
@@ -364,6 +390,16 @@ def test_a_line_of_the_board_is_of_the_same_clients_as_those_stored():
     assert any("had other clients or rows than the stored" in text for text in faults(line))
 
 
+def test_newcomers_cannot_be_hidden():
+    """Who is drawn depends on the seed alone; Local, which needs no server, trains everyone."""
+    line = copy.deepcopy(STORED["FedPer"])
+    assert not [one for one in faults(line) if "drawn" in one]
+    assert not [one for one in faults(STORED["Local"]) if "drawn" in one]
+    for one in line["cells"]["synthetic"]["seeds"]:
+        one["took_part"] = [1] * len(one["took_part"])
+    assert "drawn in no round" in " ".join(faults(line))
+
+
 def test_a_name_in_a_file_cannot_look_like_a_check(judged, tmp_path, capsys):
     content = copy.deepcopy(judged)
     content["left_out"]["school"] = "gone\nok    all is well"
@@ -410,6 +446,12 @@ def test_a_cell_trained_again_is_the_same_and_a_made_up_one_is_not(judged, home,
     made_up["methods"]["Amnesia"]["cells"] = moved(line, "heart", 1.5)["cells"]
     check = rerun(made_up, "heart/Amnesia", tmp_path / "b", Silent(), own, device="cpu")
     assert check.kind == FAULT and "the mean differs by" in check.text
+    for key, value in (("bytes_up", 8), ("test_curve", [0.99, 0.99])):
+        lied = copy.deepcopy(judged)
+        for one in lied["methods"]["Amnesia"]["cells"]["heart"]["seeds"]:
+            one[key] = value
+        check = rerun(lied, "heart/Amnesia", tmp_path / key, Silent(), own, device="cpu")
+        assert check.kind == FAULT and check.text.endswith(f"its {key} is another")
     with pytest.raises(ConfigError, match="no baseline; give the file"):
         rerun(judged, "heart/Amnesia", tmp_path, Silent())
     with pytest.raises(ConfigError, match="no cell 'heart/None'"):

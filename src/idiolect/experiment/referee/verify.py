@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from idiolect.core.metrics import metric
 from idiolect.engine.outcome import RIGHT, Watch
@@ -27,11 +28,11 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 
 _ALWAYS = ("accuracy", "rmse")  # of which every client with test rows has a figure
 # The same for all methods of a problem: of a cell, and of each of its seeds.
-_SHARED = ("rows", "data", "names", "task", "metric", "evaluated")
+_SHARED = ("rows", "data", "names", "task", "metric", "evaluated", "cohort")
 _HELD = ("seed", "train", "test", "guess")
 _KEPT = ("took_part", *BY_ROW)  # of a seed, where the others have it too
 _ROUNDED = 2e-6  # stored scores have six digits
-_ALIKE = 0.02  # of a mean: two trainings that differ in rounding alone, on few validation rows
+_ALIKE = 0.02  # of a mean: two trainings that differ in rounding alone, on few rows or midway
 _CLOSE = 0.005  # of a mean: single answers differ between devices
 
 
@@ -159,6 +160,8 @@ def _problems(content: Document, suite: Suite, own: Document, label: str) -> Ite
             yield Check(FAULT, text)
     for why, names in reasons.items():
         yield Check(NOTE, f"left out: {', '.join(names)} ({why})")
+    for name in {name for name in listed if listed.count(name) > 1}:
+        yield Check(FAULT, f"{name} is listed twice")
     for name in set(own["cells"]) - set(listed):
         yield Check(FAULT, f"{label} has a result on {name}, which the findings leave out")
     for name in set(listed) - set(suite.problems):
@@ -226,7 +229,7 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
     took = one.get("took_part", [1] * clients)
     if len(took) != clients or any(value not in (0, 1) for value in took):
         yield f"{where}: it does not say of each client whether it took part"
-    if len(one["validation_curve"]) not in (0, len(record["evaluated"])):
+    if len(one["validation_curve"]) != len(record["evaluated"]):
         yield f"{where}: its validation curve has not a point for each evaluated round"
     seen = scores[~np.isnan(scores)]
     curves = [*one["validation_curve"], *one["test_curve"]]
@@ -245,7 +248,8 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
         whole = whole and (rows >= 0).all() and (rows == np.round(rows)).all()
         # A client without test rows has no score; of other metrics only the most is known.
         exact, known = own.name == "accuracy", np.round(np.nan_to_num(scores * tests))
-        if not whole or (rows.sum(1) != known if exact else rows.sum(1) > tests).any():
+        whole = whole and not (rows > _rows_by_group(tests, rows.shape[1])).any()
+        if not whole or (exact and (rows.sum(1) != known).any()):
             yield f"{where}: its right answers by row do not add up to its scores"
     if len(one["test_curve"]) != len(record["evaluated"]):
         yield f"{where}: its curve has not a point for each evaluated round"
@@ -253,6 +257,11 @@ def _seed(record: Record, one: Record) -> Iterator[str]:
         yield f"{where}: the last point of its curve is not its score"
     if one["bytes_down"] < 0 or one["bytes_up"] < 0 or record["seconds"] <= 0:
         yield f"{where}: its cost is below zero"
+
+
+def _rows_by_group(tests: NDArray[Any], groups: int) -> NDArray[Any]:
+    """Return how many of each client's test rows are in each group: row n is in n % groups."""
+    return (tests[:, None] + groups - 1 - np.arange(groups)) // groups
 
 
 def tuning_faults(
@@ -314,6 +323,7 @@ def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iter
     So had the stored results of this package, beside which a line of the board will stand.
     """
     seen: dict[str, tuple[str, Any]] = {}
+    drawn: dict[str, Any] = {}
     known = [(f"the stored {own['label']}", own["cells"]) for own in stored]
     for label, cells in [*known, *((one, own["cells"]) for one, own in methods.items())]:
         for name, record in cells.items():
@@ -329,6 +339,15 @@ def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iter
                 which = f"{name}: {label} had other clients or rows than {first}"
                 yield Check(FAULT, f"{which} ({where.partition(' ')[0].removeprefix('.')})")
                 return
+            # Who is drawn depends on the seed alone; a method that needs no server trains everyone.
+            if all("took_part" in one and _bytes(one) for one in record["seeds"]):
+                took = np.array([one["took_part"] for one in record["seeds"]])
+                if (took > drawn.setdefault(name, took)).any():
+                    yield Check(
+                        FAULT,
+                        f"{name}: {label} says of clients that they took part which "
+                        "were drawn in no round",
+                    )
     yield Check(OK, "all methods of a problem had the same clients and rows")
 
 
@@ -476,7 +495,30 @@ def rerun(
     found = train_cell(
         suite.problem(name), contestant, folder, watch, device=device, data_dir=data_dir
     )
-    return compare_cells(cell, told, found)
+    check = compare_cells(cell, told, found)
+    if check.kind != FAULT and "failed" not in told and (what := _beside(told, found)):
+        return Check(FAULT, f"{cell}: trained again, its {what} is another")
+    return check
+
+
+def _bytes(one: Record) -> int:
+    return int(one["bytes_down"] + one["bytes_up"])
+
+
+def _beside(told: Record, found: Record) -> str:
+    """Name what differs beside the scores; empty where nothing does."""
+    seeds = list(zip(told["seeds"], found["seeds"], strict=True))
+    for key in ("took_part", "bytes_down", "bytes_up"):
+        if any(one.get(key) != other.get(key) for one, other in seeds):
+            return key
+    for key in ("validation_curve", "test_curve"):
+        before, after = (
+            np.array([one[key] for one in own["seeds"]], np.float64).mean(0)
+            for own in (told, found)
+        )
+        if (np.abs(before - after) > _ALIKE * np.maximum(1, np.abs(before))).any():
+            return key
+    return ""
 
 
 def compare_cells(cell: str, told: Record, found: Record) -> Check:

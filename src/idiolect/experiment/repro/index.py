@@ -9,17 +9,25 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import BaseModel
 
 from idiolect.analysis.significance import holm
-from idiolect.errors import ConfigError
-from idiolect.experiment.load import load_experiment
-from idiolect.experiment.schema import Experiment
-from idiolect.results.document import Document
-from idiolect.results.statistics import student_p, student_quantile
+from idiolect.errors import ConfigError, suggest
+from idiolect.experiment.load import load_experiment, read_toml
+from idiolect.experiment.schema import STRICT, Experiment, signature_model, validate
+from idiolect.results.document import FILE, Document, metric_of, read_document
+from idiolect.results.statistics import over_clients, student_p, student_quantile
+
+Made = TypeVar("Made")
 
 BEST_TEST_ROUND = ", best test round"
 """Ends the name of a model that is scored as much of the field does, by a choice on test data."""
+LAST_ROUNDS = ", last ten rounds"
+NEWCOMERS, TOOK_PART = ", newcomers", ", took part"
+"""End the name of a model that is scored on the clients of no round, and on the others."""
 
 
 class Figure(NamedTuple):
@@ -80,8 +88,13 @@ def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[st
 
     `mean` or `weighted_mean` over clients, or `pooled`: of all clients' test rows together. Where
     clients are scored on a common test set, that is the figure. Beside them, under names of their
-    own, the best test rounds of runs that recorded them.
+    own, the best and the last test rounds of runs that recorded them, and newcomers' scores.
     """
+    if not metric_of(result).percent:
+        raise ConfigError(
+            f"{result['name']} is scored by {metric_of(result).title}, and figures are compared in "
+            "per cent: set evaluate.metric to a share, such as accuracy"
+        )
     found: dict[str, dict[str, Figure]] = {}
     for label, own in result["methods"].items():
         found[label] = {
@@ -92,7 +105,34 @@ def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[st
         }
         for model, best in own.get("best_test_round", {}).items():
             found[label][model + BEST_TEST_ROUND] = figure_of(best["weighted_mean"])
+        for model, late in own.get("last_test_rounds", {}).items():
+            found[label][model + LAST_ROUNDS] = figure_of(late[_over(name)])
+        for model in own["headline"]:
+            for words, present in ((NEWCOMERS, False), (TOOK_PART, True)):
+                parts = [
+                    _part(seed["clients"], model, name, result, present) for seed in own["seeds"]
+                ]
+                if not any(math.isnan(part) for part in parts):
+                    found[label][model + words] = figure_of(parts)
     return found
+
+
+def _over(name: str) -> str:
+    """Return the mean over clients that a figure is; all rows together is clients by rows."""
+    return "mean" if name == "mean" else "weighted_mean"
+
+
+def _part(
+    clients: Sequence[Mapping[str, Any]],
+    model: str,
+    name: str,
+    result: Mapping[str, Any],
+    present: bool,
+) -> float:
+    """Return the mean of those clients that took part in some round, or of the newcomers."""
+    own = [one for one in clients if one.get("took_part", True) is present]
+    scores = np.array([one[model][metric_of(result).name] for one in own], np.float64)
+    return over_clients(scores, [one["test"] for one in own])[_over(name)]
 
 
 def _score_of(scores: Mapping[str, Any], name: str, result: Mapping[str, Any]) -> float:
@@ -265,6 +305,13 @@ class Item:
         within = all(-_ONE_POINT <= low and high <= _ONE_POINT for low, high in bounds)
         return REPRODUCED if bounds and within else CLOSE
 
+    def counts(self, measured: Measured) -> dict[str, int]:
+        """Count cells: within one point of the table or above, further below, not measured."""
+        ours = [(cell.ours(measured), cell.paper) for cell in self.cells]
+        gaps = [own.mean - paper for own, paper in ours if own is not None]
+        near = sum(gap >= -_ONE_POINT for gap in gaps)
+        return {"near": near, "below": len(gaps) - near, "not_measured": len(ours) - len(gaps)}
+
     def _failed(self, measured: Measured) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         """Find, claim by claim, the comparisons that are turned round, and those within noise.
 
@@ -358,34 +405,100 @@ def find_item(name: str) -> tuple[Paper, Item]:
 
 def _paper(key: str) -> Paper:
     file = resources.files("idiolect.experiment.repro").joinpath("papers", f"{key}.toml")
-    raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    made = tuple(_item(key, raw["page"], one) for one in raw.pop("items"))
-    return Paper(key=key, items=made, **raw)
+    return _read(key, tomllib.loads(file.read_text(encoding="utf-8")), file.name)
 
 
-def _item(key: str, page: str, raw: dict[str, Any]) -> Item:
-    at = raw.get("at", "")
-    return Item(
-        id=f"{key}-{raw['id']}" if raw["id"] else key,
-        title=raw["title"],
-        experiments=tuple(_runnable(one) for one in raw.get("experiments", ())),
-        cells=tuple(Cell(**one) for one in raw.get("cells", ())),
-        claims=tuple(
-            Claim(one["says"], tuple(one["runs"]), one["above"], tuple(one["below"]))
-            for one in raw.get("claims", ())
-        ),
-        given=raw.get("status", ""),
-        note=raw.get("note", ""),
-        link=f"{page}#{at}" if at else "",
-        figure=raw.get("figure", ""),
-        missing=raw.get("missing", ""),
-    )
+def own_paper(path: Path) -> Paper:
+    """Read a paper's tables that are the user's own; the files that they name lie beside them.
+
+    What cells name is looked up in the experiments now, for a run may take hours.
+    """
+    paper = _read(path.stem, read_toml(path, "a table"), str(path), path.parent)
+    for item in paper.items:
+        loaded = dict(load_item(item))
+        for cell in item.cells:
+            where = f"{path}: cell {cell.what!r}"
+            if cell.run not in loaded:
+                raise ConfigError(f"{where}: no experiment is called {suggest(cell.run, loaded)}")
+            labels = labels_of(loaded[cell.run])
+            if cell.label not in labels:
+                known = suggest(cell.label, labels)
+                raise ConfigError(f"{where}: no method of {cell.run} is called {known}")
+            along = cell.model.endswith((BEST_TEST_ROUND, LAST_ROUNDS))
+            if along and not loaded[cell.run].evaluate.test_curve:
+                raise ConfigError(
+                    f"{where}: {cell.model!r} needs test scores along the way, and {cell.run} has "
+                    "none; set evaluate.test_curve = true there"
+                )
+    return paper
 
 
-def _runnable(raw: str | dict[str, Any]) -> Runnable:
-    if isinstance(raw, str):
-        return Runnable(raw)
-    return Runnable(raw["file"], raw["name"], tuple(raw["set"]))
+class _ItemTable(BaseModel):
+    """A table or figure as its file has it."""
+
+    model_config = STRICT
+
+    id: str = ""
+    title: str
+    at: str = ""
+    experiments: tuple[str | dict[str, Any], ...] = ()
+    cells: tuple[dict[str, Any], ...] = ()
+    claims: tuple[dict[str, Any], ...] = ()
+    status: str = ""
+    note: str = ""
+    figure: Literal["", "mean", "weighted_mean", "pooled"] = ""
+    missing: str = ""
+
+
+class _PaperTable(BaseModel):
+    """A paper as its file has it."""
+
+    model_config = STRICT
+
+    name: str
+    title: str = ""
+    authors: str = ""
+    page: str = ""
+    figure: Literal["mean", "weighted_mean", "pooled"] = "mean"
+    items: tuple[_ItemTable, ...]
+
+
+def _read(key: str, raw: Any, where: str, beside: Path | None = None) -> Paper:
+    paper = validate(_PaperTable, raw, where)
+    items = []
+    for place, one in enumerate(paper.items):
+        named = [{"file": own} if isinstance(own, str) else own for own in one.experiments]
+        runnables = _made(Runnable, named, where, ("items", place, "experiments"))
+        if beside:  # an absolute path stays what it is in any folder
+            found = [(own, (beside / own.file).resolve()) for own in runnables]
+            runnables = [
+                replace(own, file=str(path)) if path.exists() else own for own, path in found
+            ]
+        items.append(
+            Item(
+                id=f"{key}-{one.id}" if one.id else key,
+                title=one.title,
+                experiments=tuple(runnables),
+                cells=tuple(_made(Cell, one.cells, where, ("items", place, "cells"))),
+                claims=tuple(_made(Claim, one.claims, where, ("items", place, "claims"))),
+                given=one.status,
+                note=one.note,
+                link=f"{paper.page}#{one.at}" if one.at else "",
+                figure=one.figure,
+                missing=one.missing,
+            )
+        )
+    about = (paper.name, paper.title, paper.authors, paper.page, paper.figure)
+    return Paper(key, *about, items=tuple(items))
+
+
+def _made(
+    kind: Callable[..., Made], given: Sequence[Any], where: str, path: tuple[str | int, ...]
+) -> list[Made]:
+    """Make each of a list of tables; a wrong key is one line that names it."""
+    model = signature_model(kind, ())
+    tables = [validate(model, own, where, (*path, place)) for place, own in enumerate(given)]
+    return [kind(**{name: getattr(one, name) for name in model.model_fields}) for one in tables]
 
 
 # Run a table or figure of a paper: its experiments, one after the other, into a folder each.
@@ -410,11 +523,8 @@ def run_item(
     if not item.experiments:
         raise ConfigError(f"{item.id} has nothing to run: {item.note or item.title}")
     # All files are read and checked before the first is run, which may take hours.
-    loaded = [
-        (name_of(one), load_experiment(_experiment_path(item, one), [*one.set, *overrides]))
-        for one in item.experiments
-    ]
-    labels = {name: [one.label_or_name for one in own.methods] for name, own in loaded}
+    loaded = load_item(item, overrides)
+    labels = {name: labels_of(experiment) for name, experiment in loaded}
     if unknown := [one for one in only if not any(one in own for own in labels.values())]:
         known = dict.fromkeys(one for own in labels.values() for one in own)
         raise ConfigError(
@@ -447,6 +557,45 @@ def minutes(item: Item) -> tuple[float, int, int]:
     return sum(found) / 60, len(found), asked
 
 
+def load_item(item: Item, overrides: Sequence[str] = ()) -> list[tuple[str, Experiment]]:
+    """Return an item's experiments by the names that their runs are kept by."""
+    loaded: list[tuple[str, Experiment]] = []
+    for one in item.experiments:
+        experiment = load_experiment(_experiment_path(item, one), [*one.set, *overrides])
+        name = name_of(one)
+        if name in dict(loaded):
+            raise ConfigError(
+                f"{item.id} has two runs called {name!r}; give each a name, such as "
+                f'{{ file = "{Path(one.file).name}", name = "{name}-2", set = [...] }}'
+            )
+        loaded.append((name, experiment))
+    return loaded
+
+
+def labels_of(experiment: Experiment) -> list[str]:
+    """Return what an experiment's methods are called."""
+    return [one.label_or_name for one in experiment.methods]
+
+
+def finished_figures(paper: Paper, item: Item, out: Path) -> Measured:
+    """Return the figures of an item's runs that lie in a folder, as far as they are finished."""
+    folders = {name: out / name for name in map(name_of, item.experiments)}
+    found = {
+        name: figures_of_result(read_document(folder), item.figure or paper.figure)
+        for name, folder in folders.items()
+        if (folder / FILE).exists()
+    }
+    for cell in item.cells:
+        models = found.get(cell.run, {}).get(cell.label, {cell.model: None})
+        if cell.model not in models:
+            known = ", ".join(map(repr, models))
+            raise ConfigError(
+                f"cell {cell.what!r}: {cell.label} has no model {cell.model!r} in "
+                f"{folders[cell.run]}; it has {known}"
+            )
+    return found
+
+
 def name_of(one: Runnable) -> str:
     """Return the name a run is kept by: its own, or that of the experiment file."""
     path = experiments_folder() / one.file
@@ -458,5 +607,8 @@ def name_of(one: Runnable) -> str:
 def _experiment_path(item: Item, one: Runnable) -> Path:
     path = experiments_folder() / one.file
     if not path.exists():
-        raise ConfigError(f"{item.id} needs {one.file}, which is not among the experiments here")
+        raise ConfigError(
+            f"{item.id} needs {one.file}, which is neither beside its table nor among the "
+            "experiments here"
+        )
     return path
