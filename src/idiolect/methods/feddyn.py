@@ -17,7 +17,16 @@ from torch import Tensor
 
 from idiolect.core import batchnorm, tree
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import Method, Report, Sent, Setup, alike, mean_report, setting
+from idiolect.core.method import (
+    Method,
+    Report,
+    Sent,
+    Setup,
+    alike,
+    mean_report,
+    setting,
+    towards,
+)
 from idiolect.core.tree import Params, Tree
 
 
@@ -75,9 +84,7 @@ class FedDyn(Method):
         drift = tree.axpy(share, tree.mean(moved, there), state.drift)
         mean = mean_report(reports, self.uniform)
         params = {n: v - drift[n] / self.alpha if n in drift else v for n, v in mean.items()}
-        if self.server_lr != 1:
-            params = tree.axpy(self.server_lr, tree.sub(params, state.params), state.params)
-        return Dynamic(params, drift, state.clients)
+        return Dynamic(towards(state.params, params, self.server_lr), drift, state.clients)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Use the global model."""

@@ -26,6 +26,7 @@ from idiolect.core.method import (
     alike,
     mean_report,
     setting,
+    towards,
 )
 from idiolect.core.tree import Params, Tree
 
@@ -96,7 +97,7 @@ class Scaffold(Method):
     def server_step(self, state: Controlled, cohort: Tensor, reports: ControlReport) -> Controlled:
         """Move the model by the mean over the cohort, the control variate by that over all."""
         mean = mean_report(Report(reports.params, reports.size), self.uniform)
-        params = tree.axpy(self.server_lr, tree.sub(mean, state.params), state.params)
+        params = towards(state.params, mean, self.server_lr)
         there = alike(reports.size).unsqueeze(0) / state.clients
         moved = tree.map(lambda leaf: leaf[0], tree.mixed(there, reports.change))
         return Controlled(params, tree.add(state.control, moved), state.clients)
