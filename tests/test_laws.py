@@ -20,6 +20,7 @@ from idiolect.core.capabilities import ArchitectureState, Preparation, has
 from idiolect.core.client import Network
 from idiolect.core.method import Sent
 from idiolect.core.tree import Tree
+from idiolect.engine import sampling
 from idiolect.methods import METHODS
 
 TIGHT = 1e-9
@@ -224,6 +225,18 @@ def test_an_empty_client_changes_nothing(name, uniform, float64):
     world = worlds.with_public()
     full = play(name, world, changes=changes, cohort=None)
     without = play(name, world.subset(range(5)), changes=changes, cohort=None)
+    personal, deployed = tree.map(lambda leaf: leaf[:5], (full.personal, full.deployed))
+    server = tree.map(without_the_last, full.server, without.server)
+    assert not worlds.differing(End(server, personal, deployed), without, TIGHT)
+
+
+@pytest.mark.parametrize("name", [n for n, k in METHODS.items() if not (k.pooled or k.alone)])
+def test_an_unseen_client_changes_nothing(name, monkeypatch, float64):
+    """Nor does one that has examples, but takes part in no round: no server counts it among N."""
+    monkeypatch.setattr(sampling, "kept_out", lambda seed, able, unseen: able[len(able) - unseen :])
+    world = worlds.with_public((7, 4, 5, 9, 3, 8))
+    full = play(name, world, cohort=None, unseen=1)
+    without = play(name, world.subset(range(5)), cohort=None)
     personal, deployed = tree.map(lambda leaf: leaf[:5], (full.personal, full.deployed))
     server = tree.map(without_the_last, full.server, without.server)
     assert not worlds.differing(End(server, personal, deployed), without, TIGHT)

@@ -41,6 +41,13 @@ every_method = pytest.mark.parametrize(
 )
 
 
+MOVES = [
+    name
+    for name, kind in METHODS.items()
+    if hasattr(kind, "server_lr") and worlds.network_of(kind()) is worlds.Normed
+]
+
+
 @every_method
 def test_vectorised_equals_sequential(name, float64):
     alone = play(name, build=worlds.Batched, kind="sequential", width=None)
@@ -124,6 +131,18 @@ def test_the_server_averages_statistics_by_examples(float64):
     for place, leaf in enumerate(("norm.running_mean", "norm.running_var")):
         expected = (2 * own[0][place] + own[1][place]) / 3
         assert torch.allclose(simulation.states[0][leaf], expected, 1e-9), leaf
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_server_that_goes_past_the_average_takes_its_statistics(name, float64):
+    """Twice as far, a variance of 1 whose average is 0.4 would be −0.2, and 1 the round after."""
+    ends = []
+    for server_lr in (1.0, 2.0):
+        method = made(name, server_lr=server_lr, server_decay=0.0)
+        simulation = worlds.simulation(method, worlds.with_public(), build=worlds.Batched)
+        simulation.advance()
+        ends.append(statistics(simulation.states))
+    assert not worlds.differing(*ends)
 
 
 def test_perfedavg_moves_the_statistics_by_both_parts(float64):

@@ -56,6 +56,24 @@ def test_the_server_by_hand(server_lr: float, found: float) -> None:
     assert float(new.params["w"]) == close(found)
 
 
+def test_the_server_weighs_by_examples_in_both() -> None:
+    """Clients with 5 and 2 of ten examples: h = 0.2 − 1/2 · (5 · 1 + 2 · 3) / 10 = −0.35.
+
+    The mean is 11/7, and the model 11/7 + 0.35 / (1/2).
+    """
+
+    def leaf(*values: float) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64)
+
+    method = FedDyn(alpha=0.5, uniform=False)
+    whole = method.init_server(setup(Line(), sizes=(5, 0, 2, 3))).clients
+    state = Dynamic({"w": leaf(0.0)[0]}, {"w": leaf(0.2)[0]}, whole)
+    reports = Report({"w": leaf(1.0, 3.0)}, leaf(5.0, 2.0))
+    new = method.server_step(state, torch.tensor([0, 2]), reports)
+    assert float(new.drift["w"]) == close(-0.35)
+    assert float(new.params["w"]) == close(11 / 7 + 0.7)
+
+
 def test_it_starts_without_drift_and_shows_the_global_model() -> None:
     start = setup(Line(0.4, -0.3), sizes=(2, 0, 5))
     state = FedDyn().init_server(start)

@@ -43,6 +43,12 @@ def test_the_step_ends_at_the_mean_however_strong_the_pull() -> None:
     assert pair(near) == close(pair(newcomer))
 
 
+def test_a_newcomer_takes_its_steps_from_the_mean_whatever_it_holds() -> None:
+    """At HIGH p = 9/10, so a step at lr 0.1 goes by 0.1 · 0.1 · (2, 1), however weak the pull."""
+    newcomer = L2SGD(lr=0.1, pull=0.0).adapt(Sent(line(HIGH)), line((9, 9)), client())
+    assert pair(newcomer) == close((HIGH[0] + 0.02, HIGH[1] + 0.01))
+
+
 def test_without_a_pull_it_is_local() -> None:
     given = {"lr": 0.3, "batch": 1, "epochs": 2, "weight_decay": 0.1}
     _, own = L2SGD(pull=0.0, **given).client_step(Sent(line(HIGH)), line((0.3, -0.2)), client(TWO))

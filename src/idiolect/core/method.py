@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from idiolect.core import optim, tree
+from idiolect.core import batchnorm, optim, tree
 from idiolect.core.client import Local, Loss
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
@@ -347,3 +347,16 @@ def mean_report(reports: Report, uniform: bool = False) -> Params:
     """Average reported parameters, by examples or each client alike; without examples none."""
     averaged: Params = tree.mean(reports.params, alike(reports.size) if uniform else reports.size)
     return averaged
+
+
+def towards(state: Tree, average: Tree, rate: float) -> Tree:
+    """Move parameters from the server's state to the clients' average, part of the way or past it.
+
+    Running statistics are the average's: past it a variance may be negative, and never settles.
+    """
+    if rate == 1:
+        return average
+    moved = tree.axpy(rate, tree.sub(average, state), state)
+    named = tree.named(average)
+    held = {name: leaf for name, leaf in named.items() if batchnorm.is_statistic(name)}
+    return tree.like(moved, {**tree.named(moved), **held}) if held else moved

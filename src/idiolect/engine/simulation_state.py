@@ -102,16 +102,17 @@ class SimulationState:
         self.groups: list[ClientGroup] = []
         refuse_task(method, trained[0].dataset.task)
         setups = self._make_groups(architectures, trained, newcomers, rounds)
+        seeds = [run.seed for run in runs]
+        able = [sampling.eligible(*own, unseen) for own in zip(trained, seeds, strict=True)]
         if newcomers:
             self.states = [method.init_server(architecture.blank(setup)) for setup in setups]
         else:
+            setups = [_counted(*own) for own in zip(setups, able, strict=True)]
             self.states = [tree.to(method.init_server(own), self.device) for own in setups]
             if self._job is not None:
                 self._job.sums = summable(method, self.states[0])
         # Training that leaves no trace need not be done.
         self._all_train = bystanders == "train" and self._personal
-        seeds = [run.seed for run in runs]
-        able = [sampling.eligible(*own, unseen) for own in zip(trained, seeds, strict=True)]
         self._able = [len(own) for own in able]
         # Whose training was used in some round; None: not known, so all who were called.
         self._took_part: np.ndarray | None = np.zeros((len(runs), self._clients), bool)
@@ -302,3 +303,10 @@ class SimulationState:
                     parts, self.states, self._members, samples, strict=True
                 )
             ]
+
+
+def _counted(setup: Setup, able: np.ndarray) -> Setup:
+    """Leave clients that take part in no round out of what a server counts, as empty ones are."""
+    rows = device_ints(able, setup.sizes.device)
+    sizes = torch.zeros_like(setup.sizes).index_copy(0, rows, setup.sizes[rows])
+    return setup._replace(sizes=sizes)

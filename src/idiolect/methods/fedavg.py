@@ -13,7 +13,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.capabilities import Averaging
 from idiolect.core.client import Local
-from idiolect.core.method import Method, Report, Sent, alike, setting
+from idiolect.core.method import Method, Report, Sent, alike, setting, towards
 from idiolect.core.tree import Params, Tree
 
 
@@ -35,9 +35,7 @@ class FedAvg(Averaging, Method):
     def server_step(self, state: Params, cohort: Tensor, reports: Report) -> Params:
         """Move the global model towards the clients' average."""
         average: Params = tree.mean(reports.params, self.weights(reports.size))
-        if self.server_lr == 1:
-            return average
-        moved: Params = tree.axpy(self.server_lr, tree.sub(average, state), state)
+        moved: Params = towards(state, average, self.server_lr)
         return moved
 
     def weights(self, size: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Al
 minimises f(θ) − ⟨g, θ⟩ + α/2 ‖θ − θ_received‖², then g ← g − α (θ − θ_received): at an optimum g is
 the gradient of f there. The server keeps h, which falls by α/m times the sum of θ − θ_received over
 the cohort, m the number of all clients; the model is the cohort's mean, each alike, less h/α.
+Weighed by examples, clients are so in h too: with h the plain mean of g training would settle where
+clients that count alike want it.
 PFLlib (d832e76) has α/2 ‖θ − θ_received‖ without the square: its pull has the same size however far
 the model is, and g is no longer a gradient. Running statistics are averaged, nothing else.
 
@@ -17,16 +19,24 @@ from torch import Tensor
 
 from idiolect.core import batchnorm, tree
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import Method, Report, Sent, Setup, alike, mean_report, setting
+from idiolect.core.method import (
+    Method,
+    Report,
+    Sent,
+    Setup,
+    alike,
+    setting,
+    towards,
+)
 from idiolect.core.tree import Params, Tree
 
 
 class Dynamic(NamedTuple):
-    """What the server keeps: the model, h, and how many clients have examples (m)."""
+    """What the server keeps: the model and h."""
 
     params: Params
     drift: Params
-    clients: Tensor
+    clients: Tensor  # how many have examples (m), or what they weigh together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +57,7 @@ class FedDyn(Method):
     def init_server(self, setup: Setup) -> Dynamic:
         """Nothing has drifted."""
         still = tree.zeros_like(batchnorm.parameters(setup.params))
-        return Dynamic(setup.params, still, alike(setup.sizes).sum())
+        return Dynamic(setup.params, still, self._weights(setup.sizes).sum())
 
     def init_personal(self, setup: Setup) -> Params:
         """The own gradient is taken for zero."""
@@ -69,15 +79,13 @@ class FedDyn(Method):
 
     def server_step(self, state: Dynamic, cohort: Tensor, reports: Report) -> Dynamic:
         """Take the cohort's mean, and from it what clients drifted in all rounds."""
-        there = alike(reports.size)
+        weight = self._weights(reports.size)
         moved = {n: reports.params[n] - state.params[n] for n in state.drift}
-        share = -self.alpha * there.sum() / state.clients
-        drift = tree.axpy(share, tree.mean(moved, there), state.drift)
-        mean = mean_report(reports, self.uniform)
+        share = -self.alpha * weight.sum() / state.clients
+        drift = tree.axpy(share, tree.mean(moved, weight), state.drift)
+        mean = tree.mean(reports.params, weight)
         params = {n: v - drift[n] / self.alpha if n in drift else v for n, v in mean.items()}
-        if self.server_lr != 1:
-            params = tree.axpy(self.server_lr, tree.sub(params, state.params), state.params)
-        return Dynamic(params, drift, state.clients)
+        return Dynamic(towards(state.params, params, self.server_lr), drift, state.clients)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
         """Use the global model."""
@@ -87,3 +95,7 @@ class FedDyn(Method):
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """One model for all."""
         return {"personal": deployed, "global": sent.shared.params}
+
+    def _weights(self, size: Tensor) -> Tensor:
+        """Weigh clients alike, or by their examples."""
+        return alike(size) if self.uniform else size

@@ -4,8 +4,10 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 Algorithm 1, option II. A client's step goes along g − c_i + c, where c_i is an estimate of its own
 gradient and c of everyone's; after K steps from x to y it keeps c_i − c + (x − y) / (K η). The
 server moves x by the mean of y − x, each client alike, and c by the sum of the changes of c_i over
-the number N of all clients. Steps are plain: momentum would make (x − y) / (K η) no mean of
-gradients. Running statistics of batch normalisation have no control variate.
+the number N of all clients. Weighed by examples, they are so in both: with c the plain mean of c_i
+training would settle where clients that count alike want it. Steps are plain: momentum would make
+(x − y) / (K η) no mean of gradients. Running statistics of batch normalisation have no control
+variate.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
@@ -20,12 +22,11 @@ from idiolect.core.client import Batch, Local
 from idiolect.core.method import (
     PLAIN_STEPS,
     Method,
-    Report,
     Sent,
     Setup,
     alike,
-    mean_report,
     setting,
+    towards,
 )
 from idiolect.core.tree import Params, Tree
 
@@ -35,7 +36,7 @@ class Controlled(NamedTuple):
 
     params: Params
     control: Params
-    clients: Tensor  # how many have examples (N)
+    clients: Tensor  # how many have examples (N), or what they weigh together
 
 
 class ControlReport(NamedTuple):
@@ -61,7 +62,7 @@ class Scaffold(Method):
     def init_server(self, setup: Setup) -> Controlled:
         """Nothing is corrected at first."""
         control = tree.zeros_like(batchnorm.parameters(setup.params))
-        return Controlled(setup.params, control, alike(setup.sizes).sum())
+        return Controlled(setup.params, control, self._weights(setup.sizes).sum())
 
     def init_personal(self, setup: Setup) -> Params:
         """The own control variate starts at zero."""
@@ -95,10 +96,10 @@ class Scaffold(Method):
 
     def server_step(self, state: Controlled, cohort: Tensor, reports: ControlReport) -> Controlled:
         """Move the model by the mean over the cohort, the control variate by that over all."""
-        mean = mean_report(Report(reports.params, reports.size), self.uniform)
-        params = tree.axpy(self.server_lr, tree.sub(mean, state.params), state.params)
-        there = alike(reports.size).unsqueeze(0) / state.clients
-        moved = tree.map(lambda leaf: leaf[0], tree.mixed(there, reports.change))
+        weight = self._weights(reports.size)
+        params = towards(state.params, tree.mean(reports.params, weight), self.server_lr)
+        shares = weight.unsqueeze(0) / state.clients
+        moved = tree.map(lambda leaf: leaf[0], tree.mixed(shares, reports.change))
         return Controlled(params, tree.add(state.control, moved), state.clients)
 
     def deploy(self, sent: Sent, personal: Params, local: Local) -> Params:
@@ -109,3 +110,7 @@ class Scaffold(Method):
     def models(self, sent: Sent, deployed: Params) -> dict[str, Tree]:
         """One model for all."""
         return {"personal": deployed, "global": sent.shared.params}
+
+    def _weights(self, size: Tensor) -> Tensor:
+        """Weigh clients alike, or by their examples."""
+        return alike(size) if self.uniform else size
