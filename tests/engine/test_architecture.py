@@ -5,6 +5,9 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import prune, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import worlds
 from idiolect.errors import ModelError
@@ -87,3 +90,146 @@ def test_a_network_that_vmap_cannot_map_has_torchs_own_layers():
     simulation.advance()
     assert set(Seen.met) == {"Linear"}
     assert "LSTM, which torch cannot vmap" in simulation.notices[0]
+
+
+class Own(nn.Module):
+    """A hidden layer and a head, between which a test does what it likes."""
+
+    def __init__(self, between, **buffers) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(worlds.FEATURES, 6)
+        self.head = nn.Linear(6, worlds.CLASSES)
+        self.between, self.steps = between, 0
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        return self.head(self.between(self, self.hidden(x)))
+
+
+def counted(self, h):
+    self.steps += self.training
+    return h / (1 + self.steps)
+
+
+def averaged(self, h):
+    if self.training:
+        self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+    return h - self.mean
+
+
+def averaged_in_place(self, h):
+    if self.training:
+        self.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+    return h - self.mean
+
+
+def attended(self, h):
+    q = h[:, None].transpose(0, 1)  # examples where places belong
+    return F.scaled_dot_product_attention(q, q, q)[0]
+
+
+class Listed(Own):
+    def __init__(self) -> None:
+        super().__init__(lambda self, h: self.layers[0](h).tanh())
+        self.layers = [nn.Linear(6, 6)]
+
+
+def hooked(around):
+    first = around(nn.Linear(worlds.FEATURES, 6))
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, worlds.CLASSES))
+
+
+def embedded(**options):
+    return nn.Sequential(nn.Embedding(5, 6, **options), nn.Linear(6, worlds.CLASSES))
+
+
+@pytest.mark.parametrize("kind", ["vectorised", "sequential"])
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: Own(counted), "changes 'steps' whenever it runs"),
+        (lambda: Own(averaged, mean=torch.zeros(6)), "changes 'mean' whenever it runs"),
+        (lambda: Own(averaged_in_place, mean=torch.zeros(6)), "changes 'mean' whenever it runs"),
+        (lambda: hooked(spectral_norm), r"changes '0.weight_u' .*parametrizations.weight_norm"),
+        (lambda: Own(lambda _, h: h - h.mean(0)), "otherwise when another of its batch changes"),
+        (
+            lambda: Own(lambda _, h: F.batch_norm(h, None, None, training=True)),
+            "otherwise when another of its batch changes",
+        ),
+        (lambda: Own(attended), "otherwise when another .* batch_first=True"),
+        (lambda: Own(lambda self, h: (h,) if self.training else h), "fails .* in training mode"),
+        (Listed, "trainable but not among its parameters, .* nn.ModuleList"),
+        (
+            lambda: hooked(weight_norm),
+            r"layer '0' is Linear, whose 'weight' .*parametrizations.weight_norm",
+        ),
+        (
+            lambda: hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
+            r"layer '0' is Linear, .*prune.remove",
+        ),
+        (lambda: nn.Sequential(nn.LazyLinear(worlds.CLASSES)), "layer '0' is LazyLinear, .* sizes"),
+        (lambda: embedded(max_norm=1.0), "layer '0' is Embedding, whose max_norm"),
+        (lambda: embedded(scale_grad_by_freq=True), "layer '0' is Embedding, .* counts padding"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_what_would_be_wrong_in_silence_is_refused(build, said, kind):
+    with pytest.raises(ModelError, match=said):
+        worlds.simulation(FedAvg(), worlds.federation(), kind=kind, build=build)
+
+
+class Again(Own):
+    def __init__(self) -> None:
+        super().__init__(lambda self, h: checkpoint(self.again, h, use_reentrant=False))
+        self.again = nn.Linear(6, 6)
+
+
+def test_a_part_that_is_run_again_for_its_gradient():
+    """It would be run with the network's first parameters, not the client's."""
+    with pytest.raises(ModelError, match="runs a part again to take its gradient"):
+        worlds.simulation(FedAvg(), worlds.federation(), kind="sequential", build=Again)
+
+
+class Worded(nn.Module):
+    """Reads features as words of which number 0 fills up; its embedding is somebody's own."""
+
+    def __init__(self, embedding) -> None:
+        super().__init__()
+        self.embedding = embedding(5, 6, padding_idx=0)
+        self.head = nn.Linear(6, worlds.CLASSES)
+
+    def forward(self, x):
+        return self.head(self.embedding((x * 2).abs().long().clamp(max=4)).mean(1))
+
+
+class Scaled(nn.Embedding):
+    def forward(self, places):
+        return super().forward(places) * 2
+
+
+def doubled(model):
+    model[1].register_forward_hook(lambda layer, given, made: 2 * made)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Worded(nn.Embedding),
+        lambda: Worded(Scaled),
+        lambda: Worded(lambda *sizes, **more: nn.Embedding(*sizes, sparse=True, **more)),
+        lambda: doubled(hooked(lambda layer: layer)),
+    ],
+    ids=["padding_idx", "a kind of embedding of one's own", "sparse", "a hook on ReLU"],
+)
+def test_vectorised_is_torchs_own(build, float64):
+    """By vmap alone the row of padding is trained; a layer joined with its ReLU had no hooks."""
+
+    def trained(kind):
+        simulation = worlds.simulation(FedAvg(lr=0.5), worlds.federation(), kind=kind, build=build)
+        for _ in range(2):
+            simulation.advance()
+        return simulation.tree["server"]
+
+    assert not worlds.differing(trained("vectorised"), trained("sequential"), 1e-12)

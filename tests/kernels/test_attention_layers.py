@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from idiolect.core.network import Network, replace_layers
-from idiolect.kernels.attention_layers import StackedAttention, scaled_dot_product
+from idiolect.kernels.attention_layers import StackedFunctions, scaled_dot_product
 
 CLIENTS, EXAMPLES, PLACES, KEYS, WIDE, HEADS = 2, 3, 4, 5, 8, 2
 
@@ -151,10 +151,10 @@ def test_a_modules_own_call_is_found_while_it_runs():
     x = torch.randn(EXAMPLES, PLACES, WIDE)
     for training in (True, False):
         network(network.params, x, training)
-    assert network._attends == {True: True, False: False}
+    assert network._replaces == {True: True, False: False}
     plain = Network(Asking(), stacked=False)
     torch.testing.assert_close(network(network.params, x, True), plain(network.params, x, True))
-    with StackedAttention() as ours:
+    with StackedFunctions() as ours:
         torch.relu(x)
         assert not ours.called
         assert math.isfinite(F.scaled_dot_product_attention(x, x, x).sum()) and ours.called

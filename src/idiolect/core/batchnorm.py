@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from idiolect.core import tree
 from idiolect.errors import ModelError
@@ -220,8 +221,28 @@ def check(model: nn.Module) -> None:
                 "and never be averaged; use idiolect.models.group_norm_instead(model), which "
                 f"returns the network with every such layer replaced{masked}"
             )
+        if wrong := _unfit(layer):
+            raise ModelError(f"layer {name!r} is {type(layer).__name__}, {wrong}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(f"{type(model).__name__} has no trainable parameter; give it a layer")
+
+
+def _unfit(layer: nn.Module) -> str:
+    """Say what else of a layer cannot be done for many clients, and what to do, or nothing."""
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        return "which has no sizes yet; run the network once on an example before it is given"
+    made = [key for key, own in vars(layer).items() if isinstance(own, Tensor) and not own.is_leaf]
+    if made:
+        return (
+            f"whose {made[0]!r} is computed by a hook that cannot be copied; instead of "
+            "torch.nn.utils.weight_norm use torch.nn.utils.parametrizations.weight_norm, and "
+            "after pruning torch.nn.utils.prune.remove"
+        )
+    if getattr(layer, "max_norm", None) is not None:
+        return "whose max_norm changes its weight while it is read; shorten the vectors it gives"
+    if getattr(layer, "scale_grad_by_freq", False):
+        return "whose scale_grad_by_freq counts padding too; leave it out"
+    return ""
 
 
 def _sees_the_batch(layer: nn.Module) -> bool:

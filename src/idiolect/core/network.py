@@ -1,9 +1,11 @@
 """A module as a pure function: the form in which methods call networks."""
 
 import copy
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +18,7 @@ from idiolect.core import batchnorm, tree
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params
 from idiolect.errors import MethodError, ModelError
-from idiolect.kernels.attention_layers import StackedAttention, StackedMultiheadAttention
+from idiolect.kernels.attention_layers import StackedFunctions, StackedMultiheadAttention
 from idiolect.kernels.conv_relu_pool import conv_relu, conv_relu_pool
 from idiolect.kernels.convolution import StackedConv2d
 from idiolect.kernels.group_norm import StackedGroupNorm, norm_relu
@@ -74,15 +76,18 @@ class Network:
         self.running = False  # while it is being run: its layers may draw
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
-        self._halved = precision == "bf16"
+        self._halved, self._stacked = precision == "bf16", stacked
         # Two copies rather than one switched back and forth: `train()` is hidden state. What is
         # frozen is in memory once.
         frozen = self._frozen(model)
         self._modes = {mode: copy.deepcopy(model, {**frozen}).train(mode) for mode in (False, True)}
-        # Whether a mode's module calls torch's attention itself, in whose place ours is put: seen
-        # when it is run. Torch's layers and ours do not.
-        foreign = stacked and not all(map(_known, model.modules()))
-        self._attends: dict[bool, bool | None] = dict.fromkeys((False, True), foreign and None)
+        for layer in itertools.chain(*(own.modules() for own in self._modes.values())):
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False  # the same numbers, which can be mapped and averaged
+        # Whether a mode's module calls what torch does not map (or wrongly), in whose place ours is
+        # put: seen when it is run. Torch's layers and ours do not, but embeddings with padding.
+        foreign = stacked and not all(map(_mapped, model.modules()))
+        self._replaces: dict[bool, bool | None] = dict.fromkeys((False, True), foreign and None)
         if stacked:
             self._modes = {mode: replace_layers(own) for mode, own in self._modes.items()}
         self._merges = any(isinstance(own, StackedGroupNorm) for own in self._modes[True].modules())
@@ -188,17 +193,86 @@ class Network:
                 holder[key] = params[name]
             model = self._modes[training]
             with Residuals() if self._merges and merges_on(x) else nullcontext():
-                if self._attends[training] is False:
+                if self._replaces[training] is False:
                     return model(x) if part == "logits" else self._part(model, part, x)
-                with StackedAttention() as ours:
+                with StackedFunctions() as ours:
                     done = model(x) if part == "logits" else self._part(model, part, x)
             if part != "head":
-                self._attends[training] = ours.called
+                self._replaces[training] = ours.called
             return done
         finally:
             self.running = False
             for _, holder, key, own in spots:
                 holder[key] = own
+
+    def stray(self, x: Tensor, training: bool) -> str:
+        """Return what of a module would be wrong in silence, or an empty string: by trying.
+
+        `x` are a few examples, beside which padding must change nothing.
+        """
+        padding = x[-1:] + 1 if x.is_floating_point() else x[-1:]
+        model, weight = self._modes[training], torch.tensor([1.0] * len(x) + [0.0], device=x.device)
+
+        def run(padding: Tensor, params: Params) -> Tensor:
+            torch.manual_seed(0)  # layers that draw do so alike
+            with torch.enable_grad(), batchnorm.masked(weight):
+                return self(params, torch.cat([x, padding]), training)
+
+        first, before = run(padding, self.params), _state(model)
+        second, after = run(x[:1], self.params), _state(model)
+        changed = [name for name, own in after.items() if not _equal(before.get(name), own)]
+        if changed:
+            return (
+                f"changes {changed[0]!r} whenever it runs, which would be shared by all clients "
+                "and neither averaged nor saved; keep it as it is (instead of spectral_norm, "
+                "torch.nn.utils.parametrizations.weight_norm; for running statistics, "
+                "idiolect.core.batchnorm.BatchNorm)"
+            )
+        if first.requires_grad:
+            return (
+                "computes with tensors that are trainable but not among its parameters, so nobody "
+                "would train them; keep layers in an nn.ModuleList or nn.ModuleDict, tensors as "
+                "nn.Parameter"
+            )
+        off = (first - second)[:-1].abs().nan_to_num().amax()
+        if off > 1e-3 * first[:-1].abs().nan_to_num().amax():
+            return (
+                "answers one example otherwise when another of its batch changes, so padding would "
+                "change results; let it look at each example alone (nn.GroupNorm or "
+                "idiolect.core.batchnorm.BatchNorm instead of means over a batch, attention with "
+                "batch_first=True)"
+            )
+        if training and not self._stacked and self._recomputes(partial(run, padding)):
+            return (
+                "runs a part again to take its gradient (torch.utils.checkpoint), which would be "
+                "done with other parameters; call that part as it is"
+            )
+        return ""
+
+    def _recomputes(self, run: Callable[[Params], Tensor]) -> bool:
+        """Say whether a gradient depends on the module's own parameters, not on those given.
+
+        Those are in their place but while it runs. Here they are no numbers.
+        """
+        fixed = {name: self.params[name] for name in self.statistics}
+        params = {n: p.clone().requires_grad_() for n, p in self.params.items() if n not in fixed}
+        spots, nan = self._spots[True], torch.tensor(math.nan)
+        found = []
+        try:
+            for odd in (False, True):
+                self._spots[True] = [
+                    (name, holder, key, nan.to(own).expand_as(own) if odd else own)
+                    for name, holder, key, own in spots
+                ]
+                total = run({**fixed, **params}).sum()
+                found.append(torch.autograd.grad(total, [*params.values()], allow_unused=True))
+        except RuntimeError:  # torch's, which found other tensors than it had saved
+            return True
+        finally:
+            self._spots[True] = spots
+            for _, holder, key, own in spots:
+                holder[key] = own
+        return not all(itertools.starmap(_equal, zip(*found, strict=True)))
 
     def run_noted(
         self,
@@ -247,6 +321,21 @@ def drawn_dense(inside: int, outside: int, draw: torch.Generator, like: Tensor) 
     return {"weight": uniform(outside, inside), "bias": uniform(outside)}
 
 
+def _state(model: nn.Module) -> dict[str, Any]:
+    """Return what a module may change while it runs: its buffers, and numbers it counts in."""
+    found: dict[str, Any] = {name: value.clone() for name, value in model.named_buffers()}
+    for prefix, layer in model.named_modules():
+        numbers = {name: own for name, own in vars(layer).items() if isinstance(own, int | float)}
+        found |= {f"{prefix}.{name}".lstrip("."): own for name, own in numbers.items()}
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
+    return bool(one == other)
+
+
 def _ramp(x: Tensor) -> Tensor:
     """Make two examples like those of a batch, which may be mapped, to try a network on."""
     shape = (2, *x.shape[1:])
@@ -285,6 +374,11 @@ def _draws(layer: nn.Module) -> bool:
 def _known(layer: nn.Module) -> bool:
     """Say whether a layer is torch's or ours."""
     return type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
+
+
+def _mapped(layer: nn.Module) -> bool:
+    """Say whether a layer calls no function in whose place ours must be put."""
+    return _known(layer) and getattr(layer, "padding_idx", None) is None
 
 
 def _steady(layer: nn.Module) -> bool:
@@ -384,13 +478,18 @@ _STACKED: dict[type[nn.Module], Any] = {
 }
 
 
+def _hooked(layer: nn.Module) -> bool:
+    """Say whether hooks run around a layer, which what stands in for two of them would skip."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+
+
 def replace_layers(model: nn.Module) -> nn.Module:
     """Replace plain layers and sequences of them in place; parameters and names stay."""
     for layer in model.modules():
         stacked = _STACKED.get(type(layer))
         if stacked is not None and stacked.suits(layer):
             layer.__class__ = stacked
-        if type(layer) is nn.Sequential:
+        if type(layer) is nn.Sequential and not any(map(_hooked, layer)):
             layer.__class__ = StackedSequential
         # Shortcuts of evaluation that call torch's attention and cannot be mapped.
         if isinstance(layer, nn.TransformerEncoderLayer):

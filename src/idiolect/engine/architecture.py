@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from idiolect.core import tree
-from idiolect.core.batchnorm import check
+from idiolect.core.batchnorm import check, masked
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
 from idiolect.core.task import Task
@@ -223,24 +223,33 @@ def _placed(
 
 def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> None:
     """Run a network on a few examples, so that a misfit is found before the first round."""
-    shape = tuple(examples.shape[1:])
-    try:
-        with torch.no_grad():
-            logits = network(network.params, examples, training=False)
-    except Exception as error:
-        raise ModelError(
-            f"network {name!r} fails on examples of shape {shape}: {_words(error)}; change the "
-            "network, or the data"
-        ) from error
+    shape, weight = tuple(examples.shape[1:]), torch.ones(len(examples), device=examples.device)
     classes = len(dataset.classes)
     places = dataset.y.shape[1:] if dataset.sequential else ()
     expected = (len(examples), *places, classes)
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ModelError(
-            f"network {name!r} returns {got} for {expected[0]} examples of {_outputs(dataset)}, "
-            f"expected outputs of shape {expected}"
-        )
+    devices = [examples.device] if examples.is_cuda else []
+    for training in (False, True):
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices), masked(weight):
+                logits = network(network.params, examples, training)
+        except Exception as error:
+            raise ModelError(
+                f"network {name!r} fails on examples of shape {shape}{_IN[training]}: "
+                f"{_words(error)}; change the network, or the data"
+            ) from error
+        if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ModelError(
+                f"network {name!r} returns {got} for {expected[0]} examples of "
+                f"{_outputs(dataset)}{_IN[training]}, expected outputs of shape {expected}"
+            )
+        with torch.random.fork_rng(devices):
+            stray = network.stray(examples, training)
+        if stray:
+            raise ModelError(f"network {name!r} {stray}")
+
+
+_IN = {False: "", True: " in training mode"}
 
 
 def _outputs(dataset: Dataset) -> str:

@@ -297,7 +297,12 @@ def _explained(error: RuntimeError) -> Exception:
     text = str(error)
     if "called random operation while in randomness error mode" in text:
         return randomness.refusal("torch itself, or a layer of its network other than nn.Dropout")
-    if "vmap" in text or "data-dependent control flow" in text or "item()" in text:
+    if (
+        "vmap" in text
+        or "Batching rule" in text
+        or "data-dependent control flow" in text
+        or "item()" in text
+    ):
         return MethodError(
             f"a client step cannot be vectorised: {text.splitlines()[0]} Choose with tree.where "
             "instead of `if`, or run with backend='sequential' to inspect one client at a time."

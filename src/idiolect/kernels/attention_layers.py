@@ -1,8 +1,9 @@
 """Attention of a user's module for many clients at once: torch's layer, and its function.
 
 Torch has no rule for mapping its fused attention. `nn.MultiheadAttention` is replaced by one that
-calls ours; where a module calls `F.scaled_dot_product_attention` itself, `StackedAttention` puts
-ours in its place while the module runs.
+calls ours; where a module calls `F.scaled_dot_product_attention` itself, `StackedFunctions` puts
+ours in its place while the module runs. So it does with `F.embedding`, whose `padding_idx` vmap
+drops: the row of padding would be trained.
 """
 
 import math
@@ -18,8 +19,8 @@ from idiolect.kernels.attention import attention
 from idiolect.kernels.linear import stacked_linear
 
 
-class StackedAttention(TorchFunctionMode):
-    """While it is entered, attention is done by `scaled_dot_product`."""
+class StackedFunctions(TorchFunctionMode):
+    """While it is entered, attention and embeddings are done by the functions below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,17 @@ class StackedAttention(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.called = True
             func = scaled_dot_product
+        elif func is F.embedding and kwargs and kwargs.get("padding_idx") is not None:
+            self.called = True
+            func = embedding
         return func(*args, **(kwargs or {}))
+
+
+def embedding(places: Tensor, weight: Tensor, *, padding_idx: int, **options: Any) -> Tensor:
+    """Do what torch's function of these arguments does."""
+    found = F.embedding(places, weight, **options)
+    padding = (places == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return torch.where(padding, found.detach(), found)
 
 
 def scaled_dot_product(
