@@ -377,7 +377,8 @@ def test_right_answers_by_row(metric, score, groups, fits):
     record = {"metric": metric, "task": None, "data": {"clients": 2}, "evaluated": [1]}
     tests = [4, 0 if score[1] is None else 4]
     one = {"seed": 0, "score": score, "test": tests, "train": [4, 4], "right_by_group": groups}
-    one |= {"validation_curve": [], "test_curve": [score[0]], "bytes_up": 0, "bytes_down": 0}
+    one |= {"validation_curve": [0.5], "test_curve": [score[0]], "bytes_up": 0}
+    one["bytes_down"] = 0
     found = [*_seed(record | {"seconds": 1}, one)]
     assert not found if fits else any("do not add up" in text for text in found)
 
