@@ -82,16 +82,16 @@ def repro(
         _print_figures(screen, item, measured, fresh)
     for one in item.experiments:
         screen.print(f"experiments/{one.file} {' '.join(one.set)}".rstrip(), markup=False)
-    if item.experiments:
-        screen.say(_time(item))
+    if item.experiments and fresh is None:
+        screen.say(_time(paper, item))
 
 
-def _time(item: "Item") -> str:
+def _time(paper: "Paper", item: "Item") -> str:
     from idiolect.experiment.repro.index import minutes
 
     spent, known, asked = minutes(item)
     if not known:
-        return "How long it takes is not known: no seconds of it on an H200 are kept."
+        return paper.time
     lack = f" Without {asked - known} of {asked} methods, of which none are kept."
     return (
         f"Whole, on one H200, one method after the other, by kept seconds: {spent:.0f} minutes "
@@ -226,7 +226,7 @@ def _described(
         "note": item.note,
         "not_found": list(item.failed(measured)),
         "experiments": [{"file": one.file, "set": list(one.set)} for one in item.experiments],
-        "time": _time(item) if item.experiments else None,
+        "time": _time(paper, item) if item.experiments else None,
         "figures": cells,
     }
 
