@@ -112,16 +112,16 @@ def _print_item(
     for one in item.experiments:
         path = one.file if Path(one.file).is_absolute() else f"experiments/{one.file}"
         screen.print(f"{path} {' '.join(one.set)}".rstrip(), markup=False)
-    if item.experiments:
-        screen.say(_time(item))
+    if item.experiments and fresh is None and (time := _time(paper, item)):
+        screen.say(time)
 
 
-def _time(item: "Item") -> str:
+def _time(paper: "Paper", item: "Item") -> str:
     from idiolect.experiment.repro.index import minutes
 
     spent, known, asked = minutes(item)
     if not known:
-        return "How long it takes is not known: no seconds of it on an H200 are kept."
+        return paper.time
     lack = f" Without {asked - known} of {asked} methods, of which none are kept."
     return (
         f"Whole, on one H200, one method after the other, by kept seconds: {spent:.0f} minutes "
@@ -265,7 +265,7 @@ def _described(
         "note": item.note,
         "not_found": list(item.failed(measured)),
         "experiments": [{"file": one.file, "set": list(one.set)} for one in item.experiments],
-        "time": _time(item) if item.experiments else None,
+        "time": _time(paper, item) if item.experiments else None,
         "figures": cells,
         "counts": item.counts(measured if fresh is None else fresh),
     }

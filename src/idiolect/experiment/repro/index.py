@@ -352,6 +352,7 @@ class Paper:
     page: str
     figure: str  # which mean of a result the paper prints: mean or weighted_mean
     items: tuple[Item, ...]
+    time: str = ""  # what the page knows of it, for rows of which no seconds are kept
 
 
 def experiments_folder() -> Path:
