@@ -461,6 +461,7 @@ class _PaperTable(BaseModel):
     authors: str = ""
     page: str = ""
     figure: Literal["mean", "weighted_mean", "pooled"] = "mean"
+    time: str = ""
     items: tuple[_ItemTable, ...]
 
 
@@ -490,7 +491,7 @@ def _read(key: str, raw: Any, where: str, beside: Path | None = None) -> Paper:
             )
         )
     about = (paper.name, paper.title, paper.authors, paper.page, paper.figure)
-    return Paper(key, *about, items=tuple(items))
+    return Paper(key, *about, items=tuple(items), time=paper.time)
 
 
 def _made(
