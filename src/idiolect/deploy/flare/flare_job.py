@@ -250,8 +250,8 @@ class ServerSide(Controller):  # type: ignore[misc]
         job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
         cells = SiteCells(engine.get_cell(), self._sites, abort_signal)
         try:
-            # What the server's long-running process wrote when it deployed the job: its record of who
-            # submitted it, with the name in the certificate of whoever was logged in.
+            # What the server's long-running process wrote when it deployed the job: its record of
+            # who submitted it, with the name in the certificate of whoever was logged in.
             submitter = submitter_of(Path(workspace.get_job_meta_path(number)))
             own = Identity.from_kit(root)
             kept = AuditLog(root / HOME, own.name, own.role)
