@@ -31,154 +31,25 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
-from reproduce_field import MILESTONES, TABLES, figures, key_of, method_of
+from field_lines import FINAL, TRAINED_AS, loaded, plan
+from train_field import Cache, train_line
 
-from idiolect.data import Dataset, load
+from idiolect.data import load
 from idiolect.data.sources import cache_root
-from idiolect.engine.evaluation import ClientScores
-from idiolect.engine.outcome import BASELINE
-from idiolect.engine.rounds import Simulation
-from idiolect.experiment.build import SharedParts, build_job, build_shared, describe
-from idiolect.experiment.job import SimulatedJob
-from idiolect.experiment.load import load_experiment
-from idiolect.experiment.repro.index import BEST_TEST_ROUND, experiments_folder, items, name_of
-from idiolect.experiment.schema import Experiment
-from idiolect.experiment.train import planned_work
-from idiolect.results.document import versions
 
-# One global network needs many rounds to be flat.
-LONG = ("FedAvg", "FedProx")
-TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one
-TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
-ALPHAS = ("0.05", "0.1", "0.5")
-FINAL = "pfedkdh"  # whose figures are of the last round alone
-# The splits of a table that one simulation trains together: all that have images of one size, as
-# what a line does once, recording a round above all, takes no longer for more of them.
-SPLITS = {
-    "pfllib-fmnist": ("pfllib-fmnist-pat", "pfllib-fmnist-dir"),
-    "pfllib-fmnist-fomo": ("pfllib-fmnist-fomo-pat", "pfllib-fmnist-fomo-dir"),
-    "fedala-cifar10": ("fedala-cifar10",),
-    "fedala-cifar10-fomo": ("fedala-cifar10-fomo",),
-    "pfedkdh-grey": tuple(f"pfedkdh-{own}-{a}" for own in ("mnist", "fmnist") for a in ALPHAS),
-    "pfedkdh-cifar10": tuple(f"pfedkdh-cifar10-{a}" for a in ALPHAS),
-}
-LINES = Path(__file__).resolve().parent.parent / "experiments" / "field" / "lines.txt"
-# What a line takes, reckoned: seconds of a round of FedAvg, or of one as long, in one process that
-# has an H200 for itself (TF32), and how many of them a round of others takes.
-PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.4}
-PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.0, "APFL": 3.1,
-          "FedBABU": 0.7, "Per-FedAvg": 1.3, "pFedMe": 5.0, "FedFomo": 1.2, "FedAMP": 2.0,
-          "FedDBE, no pull": 1.2}  # fmt: skip
-FIRST = 8.0  # seconds of a line's first two rounds and its scorings
-SLOWED = 0.5  # by which part each further process slows the others down
-SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
-EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
-SCORING = 0.1  # share of the time that scoring may take
-FLAT, FLAT_FROM = 0.001, 60  # rise in the second half below which a line ends; rounds before that
 MERGED = 3.0  # seconds between two writings of the one file
 GRACE = 40.0  # seconds that a worker may take over the time before it is ended
 ALONE = 40.0  # seconds that the first process has the GPU for itself at most, to choose kernels
 STARTS = 3  # processes in place of each one that broke
 
 
-@dataclass(frozen=True)
-class Line:
-    """One method of one table, for so many rounds at most."""
-
-    table: str
-    label: str
-    rounds: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.table}--{self.label.replace(' ', '')}"
-
-    @property
-    def runs(self) -> tuple[str, ...]:
-        return SPLITS.get(self.table, (self.table,))
-
-    def seconds(self, workers: int) -> float:
-        """Return the seconds that it is reckoned to take in a process beside the others."""
-        pace = next(own for key, own in PACES.items() if self.table.startswith(key))
-        alone = FIRST + self.rounds * pace * PASSES.get(self.label, 1.0)
-        return alone * (1 + SLOWED * (workers - 1))
-
-
-def plan(only: Sequence[str] = ()) -> list[Line]:
-    """List the lines, or those whose names hold one of the words, without what results/ has."""
-    lines = []
-    for text in LINES.read_text().splitlines():
-        if text and not text.startswith("#"):
-            table, label, rounds = (part.strip() for part in text.split("|"))
-            lines.append(Line(table, label, int(rounds)))
-    asked = [one for one in lines if not only or any(word in one.name for word in only)]
-    return [one for one in asked if rounds_had(one) < one.rounds]
-
-
-def rounds_had(line: Line) -> int:
-    """Return of how many rounds results/ has a line."""
-    held = figures(key_of(line.table))
-    own = [held.get(run, {}).get("methods", {}).get(line.label, {}) for run in line.runs]
-    return min(int(one["rounds"]) if "curve" in one else 0 for one in own)
-
-
-def loaded(run: str, changes: Sequence[str]) -> Experiment:
-    named = {name_of(one): one for item in TABLES.values() for one in items()[item][1].experiments}
-    return load_experiment(experiments_folder() / named[run].file, [*named[run].set, *changes])
-
-
-# A worker: one process, which trains one line after the other.
-
-Curve = list[tuple[int, dict[str, tuple[float, float]]]]
-"""Of one split: scored rounds, and each model's accuracy over test rows and mean over clients."""
-
-
-class Shelf:
-    """What a process keeps for the lines to come: datasets, and divided data by run."""
-
-    def __init__(self) -> None:
-        self._datasets: dict[str, Dataset] = {}
-        self._parts: dict[str, SharedParts] = {}
-
-    def parts(self, run: str, experiment: Experiment) -> SharedParts:
-        """Return a run's federation and networks, made once."""
-        if run not in self._parts:
-            self._parts[run] = build_shared(experiment, None, self._datasets)
-        return self._parts[run]
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The model of a split that the table has a figure of, and the figure, if it has one."""
-
-    model: str
-    paper: float | None
-
-    def met(self, curve: Curve, since: int) -> str:
-        """Say how a split's best test round ends its line; empty: it goes on."""
-        done, last = curve[-1]
-        model = self.model if self.model in last else "global"  # of what is tuned once, at the end
-        points = [(number, own[model][0]) for number, own in curve]
-        best = max(value for _, value in points)
-        if self.paper is not None and model == self.model and 100 * best >= self.paper:
-            return "has the table's figure"
-        early = [value for number, value in points if 2 * number <= done]
-        if done >= since and early and best - max(early) < FLAT:
-            return "flat"
-        return ""
-
-
 def work(args: argparse.Namespace) -> None:
     """Take the next line that nobody has taken, until the time is over."""
-    shelf = Shelf()
+    cache = Cache()
     for line in plan(args.only):
         left = args.end - time.time()
         if left < 5:
@@ -191,7 +62,7 @@ def work(args: argparse.Namespace) -> None:
         except FileExistsError:
             continue
         try:
-            train_line(line, args, shelf)
+            train_line(line, args, cache)
         except Exception as error:  # one method's failure must not cost the others their time
             text = f"{type(error).__name__}: {error}"
             (args.runs / f"{line.name}.failed").write_text(text)
@@ -201,220 +72,6 @@ def work(args: argparse.Namespace) -> None:
         gc.collect()  # graphs and their streams, before the next line wants some
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def train_line(line: Line, args: argparse.Namespace, shelf: Shelf) -> None:
-    """Train a line; what is known is written after each scored round."""
-    begun = time.time()
-    rounds = min(line.rounds, args.rounds or line.rounds)
-    # A line is short: forms that are chosen while it runs would have it recorded twice.
-    changes = [f"rounds={rounds}", "seeds=[0]", "backend.kernels=first"]
-    if args.precision != "fp32":
-        changes.append(f"backend.precision={args.precision}")
-    label = TRAINED_AS.get(line.label, line.label)
-    if label not in [one.label_or_name for one in loaded(line.runs[0], []).methods]:
-        label = line.label
-    if label in TUNED_ONCE:
-        changes.append("evaluate.personal=auto")
-    experiments = {run: loaded(run, [*changes, *args.set]) for run in line.runs}
-    job = stacked(experiments, label, shelf)
-    built = time.time() - begun
-    how = {"device": job.place, "precision": job.backend.precision, "workers": args.workers}
-
-    def write(found: dict[str, Any]) -> None:
-        path = args.runs / f"{line.name}.part"
-        path.write_text(json.dumps([of_split(n, run, found) for n, run in enumerate(line.runs)]))
-        path.rename(path.with_suffix(".json"))
-
-    def of_split(split: int, run: str, found: dict[str, Any]) -> dict[str, Any]:
-        own = {key: value for key, value in found.items() if key != "splits"}
-        own |= {**found["splits"][split], **how, "built": round(built, 2)}
-        kept = {line.label: own}
-        if label != line.label:  # fine-tuned at the end, if at all
-            personal = {"personal", "personal" + BEST_TEST_ROUND} & own["models"].keys()
-            kept = {line.label: {**own, "models": without(own["models"], personal)}}
-            if personal:
-                kept[label] = own
-        experiment = experiments[run]
-        about = describe(experiment, shelf.parts(run, experiment))["data"]["federations"][0]
-        head = {"run": run, "federation": about, "seeds": list(experiment.seeds)}
-        return {**head, "versions": versions(), "methods": kept}
-
-    def settle() -> None:
-        (args.runs / f"{line.name}.settled").touch()
-
-    found = train(job, rounds, args.end, write, settle, goals(line), FINAL in line.table)
-    print(
-        f"{line.name}: {found['rounds']} rounds in {time.time() - begun:.0f} s, first {SETTLED} "
-        f"{found['first']:.1f} s, then {found['pace']:.3f} s a round; scoring took "
-        f"{found['scoring']:.1f} s; ended: {found['ended']}",
-        flush=True,
-    )
-
-
-def stacked(experiments: Mapping[str, Experiment], label: str, shelf: Shelf) -> SimulatedJob:
-    """Make one job of a method on several splits, each with a server of its own."""
-    jobs = []
-    for run, experiment in experiments.items():
-        method = next(one for one in experiment.methods if one.label_or_name == label)
-        parts = shelf.parts(run, experiment)
-        jobs.append(build_job(experiment, method, parts, experiment.seeds))
-    first = jobs[0]
-    if any((one.method, one.cohort) != (first.method, first.cohort) for one in jobs):
-        raise ValueError(f"{label}: {', '.join(experiments)} differ in more than their data")
-    return replace(
-        first,
-        seeds=tuple(seed for one in jobs for seed in one.seeds),
-        federations=tuple(own for one in jobs for own in one.federations),
-    )
-
-
-def goals(line: Line) -> list[Goal]:
-    """Return what the table has of each split of a line."""
-    cells = {(one.run, one.label): one for one in items()[TABLES[key_of(line.table)]][1].cells}
-    found = []
-    for run in line.runs:
-        cell = cells.get((run, method_of(line.label)))
-        model = cell.model.removesuffix(BEST_TEST_ROUND) if cell else "personal"
-        found.append(Goal(model, cell.paper if cell else None))
-    return found
-
-
-def without(models: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: own for name, own in models.items() if name not in names}
-
-
-def train(
-    job: SimulatedJob,
-    rounds: int,
-    end: float,
-    write: Callable[[dict[str, Any]], None],
-    settle: Callable[[], None],
-    wanted: Sequence[Goal],
-    final: bool,
-) -> dict[str, Any]:
-    """Run rounds and score them; return what was found up to the last one.
-
-    `settle` is called when kernels are chosen and the round is recorded. The pace is that of the
-    second half of the rounds; before the `end` of the time, time for what comes after the last one
-    is kept back. Where a table is of the `final` round, only that is scored, and a line that cannot
-    have it ends early.
-    """
-    work = planned_work(job)
-    after = (work.final_work / work.round_work if job.only_global else 0) + 1
-    since = FLAT_FROM if job.label not in (*LONG, *TRAINED_AS.values()) else 10 * FLAT_FROM
-    simulation = job.simulation(None)
-    began = time.time()
-    curves: list[Curve] = [[] for _ in wanted]
-    took: list[float] = []  # seconds of rounds
-    costs: list[float] = []  # of scorings
-    due = rounds if final else EVERY
-    found: dict[str, Any] = {}
-    ended = ""
-    while not ended:
-        start = time.time()
-        simulation.advance()
-        done, now = simulation.round, time.time()
-        took.append(now - start)
-        if done == SETTLED:
-            settle()
-        later = took[max(SETTLED, done // 2) :]
-        pace = fmean(later) if later else 0.0
-        cost = min(costs[-2:]) if len(costs) > 1 else 0.0
-        if done == rounds:
-            ended = "all rounds"
-        elif final:
-            ahead = (rounds - done + after) * pace if done > 2 * SETTLED else 0.0
-            if now + ahead > end:
-                raise TimeoutError(f"{rounds} rounds do not fit into the time that is left")
-        elif now + (after + 1) * pace + cost > end:
-            ended = "time"
-        if not ended and done < due and done not in MILESTONES:
-            continue
-        if final and not ended:
-            continue
-        costs.append(score(job, simulation, curves, job.only_global))
-        cost = min(costs[-2:]) if len(costs) > 1 else 0.0
-        due = done + max(EVERY, round(cost / (SCORING * pace)) if pace else EVERY)
-        met = [goal.met(own, since) for goal, own in zip(wanted, curves, strict=True)]
-        if not ended and done >= FLAT_FROM and all(met):
-            ended = "; ".join(dict.fromkeys(met))
-        if not ended and time.time() + (after + EVERY) * pace + cost > end:
-            ended = "time"
-        if ended and job.only_global:
-            costs.append(score(job, simulation, curves, False))
-        found = {
-            "splits": [
-                {**summary(own), "ended": how or ended or "not yet"}
-                for own, how in zip(curves, met, strict=True)
-            ],
-            "ended": ended or "not yet",
-            "first": round(sum(took[:SETTLED]), 2),
-            "pace": round(pace, 4),
-            "scoring": round(sum(costs), 2),
-            "paces": rounded(fmean(took[n : n + EVERY]) for n in range(SETTLED, done, EVERY)),
-            "rounds": done,
-            "seconds": round(time.time() - began, 1),
-        }
-        write(found)
-    return found
-
-
-def score(
-    job: SimulatedJob, simulation: Simulation, curves: Sequence[Curve], only_global: bool
-) -> float:
-    """Add a point to the curve of each split; return the seconds that it took."""
-    begun = time.time()
-    scored = simulation.evaluate(job.test_data, only_global=only_global, choice=job.choice)
-    for curve, own, members in zip(curves, scored, job.members, strict=True):
-        curve.append((simulation.round, figures_of(own, members.test)))
-    return time.time() - begun
-
-
-def figures_of(scored: ClientScores, rows: Sequence[int]) -> dict[str, tuple[float, float]]:
-    """Return each model's accuracy over all test rows, and its mean over clients."""
-    held, found = np.array(rows, np.float64), {}
-    for model, own in scored.scores.items():
-        if "accuracy" in own and model != BASELINE:
-            right = own["accuracy"]
-            over_rows = float(np.nansum(right * held) / held[~np.isnan(right)].sum())
-            found[model] = (over_rows, float(np.nanmean(right)))
-    return found
-
-
-def summary(curve: Curve) -> dict[str, Any]:
-    """Return the last round's figures of a split, the best test round's, and the curve."""
-    models: dict[str, Any] = {}
-    curves: dict[str, Any] = {}
-    for model in curve[-1][1]:
-        points = [(number, *own[model]) for number, own in curve if model in own]
-        numbers, weighted, mean = (list(part) for part in zip(*points, strict=True))
-        best = int(np.argmax(weighted))
-        models[model] = {"mean": rounded(mean[-1:]), "weighted_mean": rounded(weighted[-1:])}
-        models[model + BEST_TEST_ROUND] = {
-            "mean": rounded(weighted[best : best + 1]),
-            "round": [numbers[best]],
-        }
-        if len(numbers) > 1:
-            kept = range(len(numbers) - 1, -1, -len(numbers) // POINTS)[::-1]
-            curves[model] = {
-                "round": [numbers[place] for place in kept],
-                "weighted_mean": rounded(weighted[place] for place in kept),
-                "mean": rounded(mean[place] for place in kept),
-                "best_by": {
-                    str(most): rounded([max(w for n, w, _ in points if n <= most)])
-                    for most in MILESTONES
-                    if numbers[0] <= most <= numbers[-1]
-                },
-            }
-    return {"models": models, "curve": curves}
-
-
-def rounded(values: Any) -> list[float]:
-    return [round(float(value), 5) for value in values]
-
-
-# The run: workers, and the one file.
 
 
 def run(args: argparse.Namespace) -> None:

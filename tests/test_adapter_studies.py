@@ -1,5 +1,6 @@
 """The page of the studies of adapters: tables by hand from few figures, and the page as kept."""
 
+import argparse
 import json
 import os
 import shutil
@@ -23,6 +24,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return study_adapters
 
 
+@pytest.fixture
+def pages(script: ModuleType) -> ModuleType:
+    import adapter_pages
+
+    return adapter_pages
+
+
 def method(*rows: list[float], clip: float = 0.0, validated: float = 0.0) -> dict[str, Any]:
     """Build a method of some seeds: each client's score, and what its one trial had."""
     chosen = [{"seed": 0, "settings": {"lr": 0.2}}]
@@ -40,7 +48,7 @@ def method(*rows: list[float], clip: float = 0.0, validated: float = 0.0) -> dic
     }
 
 
-def test_the_best_of_each_column_is_bold_and_gaps_are_said(script: ModuleType):
+def test_the_best_of_each_column_is_bold_and_gaps_are_said(pages: ModuleType):
     """Roles are better lower, reviews higher; 70 and 72 have a deviation of 1.4 over seeds."""
     roles = {"FedAvg": method([69.0, 71.0], [71.0, 73.0]), "Local": method([98.0, 98.0])}
     reviews = {"FedAvg": method([0.5, 0.6]), "Local": method([0.7, 0.6])}
@@ -52,38 +60,38 @@ def test_the_best_of_each_column_is_bold_and_gaps_are_said(script: ModuleType):
                   "newcomers": new},
         "reviews": {"clients": 2, "baseline": 0.597, "verdict": "B.", "methods": reviews},
     }  # fmt: skip
-    lines = script.study_tables(found)["studies"]
+    lines = pages.study_tables(found)["studies"]
     row = {line.split(" | ")[0]: line for line in lines}
     assert (
         "| **71.0 ± 1.4** | **80.0** | 55.0 % | not measured |"
-        in row["| " + script.METHODS["FedAvg"]]
+        in row["| " + pages.METHODS["FedAvg"]]
     )
-    assert "| 98.0 | not measured | **65.0 %** |" in row["| " + script.METHODS["Local"]]
+    assert "| 98.0 | not measured | **65.0 %** |" in row["| " + pages.METHODS["Local"]]
     assert "| 988 |  | 59.7 % |  |" in lines[2] and "3 newcomers" in lines[0]
 
 
-def test_the_clip_is_taken_by_validation_not_by_test_rows(script: ModuleType):
+def test_the_clip_is_taken_by_validation_not_by_test_rows(pages: ModuleType):
     hidden = {
         "ε = 8, clip 0.3": method([40.0], clip=0.3, validated=50.0),
         "ε = 8, clip 1": method([45.0], clip=1.0, validated=49.0),
     }
-    lines = script.private_table({"lora": {"methods": hidden}})
+    lines = pages.private_table({"lora": {"methods": hidden}})
     assert lines[2].endswith("| 4,096 | not measured | not measured | 45.0 | 1, 0.2 |")
     assert "not measured" in lines[3]
 
 
-def test_the_pages_have_the_kept_figures(script: ModuleType, tmp_path: Path):
+def test_the_pages_have_the_kept_figures(pages: ModuleType, tmp_path: Path):
     kept = ROOT / "results" / "adapters.json"
     if not kept.exists():
         pytest.skip("the studies were not run")
     for folder in ("docs", "results"):
         (tmp_path / folder).mkdir()
-    pages = ("adapters-studies.md", "adapters.md")
-    for page in pages:
+    names = ("adapters-studies.md", "adapters.md")
+    for page in names:
         shutil.copy(ROOT / "docs" / page, tmp_path / "docs")
-    script.write(script.argparse.Namespace(figures=kept, into=tmp_path))
+    pages.write(argparse.Namespace(figures=kept, into=tmp_path))
     assert json.loads((tmp_path / "results" / "adapters.json").read_text())
-    for page in pages:
+    for page in names:
         assert (tmp_path / "docs" / page).read_text() == (ROOT / "docs" / page).read_text(), (
             "run `python scripts/study_adapters.py write results/adapters.json`"
         )
@@ -100,20 +108,20 @@ def test_rates_of_before_are_taken_but_not_where_trials_chose_nothing(script: Mo
     assert script.chosen_before(known, "reviews", "FedAvg") == {}
 
 
-def test_what_was_not_run_again_stays_and_is_named(script: ModuleType):
+def test_what_was_not_run_again_stays_and_is_named(pages: ModuleType):
     roles = {"methods": {"a": 1, "b": 2}, "newcomers": 3}
     old = {"roles": roles, "lora": {"methods": {}}}
     new = {"roles": {"methods": {"b": 6}}}
-    whole = script.merged(old, new)
+    whole = pages.merged(old, new)
     assert whole["roles"] == {"methods": {"a": 1, "b": 6}, "newcomers": 3, "earlier": ["a"]}
     assert whole["lora"] == {"methods": {}}
-    assert script.merged(whole, whole) == whole
+    assert pages.merged(whole, whole) == whole
 
 
-def test_what_words_need_is_counted_by_client(script: ModuleType):
+def test_what_words_need_is_counted_by_client(pages: ModuleType):
     """Perplexities of two clients, means over two seeds: 10 and 30 against 20 and 20."""
     methods = {"FedAvg": method([9.0, 30.0], [11.0, 30.0]), "Local": method([20.0, 20.0])}
-    lines = script.to_be_said({"verdict": "Level.", "methods": methods}, "roles")
+    lines = pages.to_be_said({"verdict": "Level.", "methods": methods}, "roles")
     assert lines[:3] == [
         "roles, clients: Level.",
         "  FedAvg 20 (10 30): 1 of 2 ahead of Local",

@@ -467,7 +467,7 @@ def test_engine_and_kits_name_the_same_guard():
 
 
 def test_a_jobs_configurations_name_classes_that_exist():
-    """And the settings of kits those of the engine's lasting processes."""
+    """And the settings of kits those of the engine's long-running processes."""
     arguments = dict(run="r", experiment="", sites=[], only=[], wanted=None)
     (part,) = job_layout.server(arguments)["workflows"]
     own = [path for _, path in kits._OWN.values()]

@@ -1,4 +1,4 @@
-"""A comparison that trains in a second or two, and eyes on what it trains."""
+"""A comparison that trains in a second or two, and a count of what it trains."""
 
 import json
 

@@ -24,10 +24,12 @@ SMALL = [
 @pytest.fixture
 def field(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import field_lines
     import run_field
+    import train_field
 
-    monkeypatch.setattr(run_field, "EVERY", 1)
-    return run_field
+    monkeypatch.setattr(train_field, "EVERY", 1)
+    return argparse.Namespace(lines=field_lines, train=train_field, run=run_field)
 
 
 def asked(folder: Path, **more: object) -> argparse.Namespace:
@@ -36,7 +38,9 @@ def asked(folder: Path, **more: object) -> argparse.Namespace:
 
 
 def trained(field, line, folder: Path, seconds: float = 600, **more: object) -> dict:
-    field.train_line(line, asked(folder, end=time.time() + seconds, **more), field.Shelf())
+    field.train.train_line(
+        line, asked(folder, end=time.time() + seconds, **more), field.train.Cache()
+    )
     return {one["run"]: one["methods"] for one in read(folder / f"{line.name}.json")}
 
 
@@ -51,12 +55,12 @@ def test_figures_are_those_of_a_run(field, kind: str, tmp_path: Path) -> None:
     FedAvg's rounds are those of FedAvg + FT.
     """
     run, table = f"pfllib-fmnist-{kind}", "pfllib-fmnist"
-    found = trained(field, field.Line(table, "FedAvg", 3), tmp_path)[run]
-    found |= trained(field, field.Line(table, "FedPer", 3), tmp_path)[run]
+    found = trained(field, field.lines.Line(table, "FedAvg", 3), tmp_path)[run]
+    found |= trained(field, field.lines.Line(table, "FedPer", 3), tmp_path)[run]
     assert (tmp_path / "pfllib-fmnist--FedPer.settled").exists()
     changes = ["rounds=3", "seeds=[0]", "evaluate.every=1", "evaluate.personal=auto", *SMALL]
     labels = ["FedAvg", "FedAvg + FT", "FedPer"]
-    content, _ = run_experiment(field.loaded(run, changes), tmp_path / "run", only=labels)
+    content, _ = run_experiment(field.lines.loaded(run, changes), tmp_path / "run", only=labels)
     from reproduce_field import summary
 
     for label, model in zip(labels, ("global", "personal", "personal"), strict=True):
@@ -72,22 +76,24 @@ def test_figures_are_those_of_a_run(field, kind: str, tmp_path: Path) -> None:
 
 
 def test_a_line_ends_with_the_time(field, tmp_path):
-    found = trained(field, field.Line("pfllib-fmnist", "Local", 50), tmp_path, seconds=-1)
+    found = trained(field, field.lines.Line("pfllib-fmnist", "Local", 50), tmp_path, seconds=-1)
     for own in found.values():
         assert own["Local"]["rounds"] == 1 and own["Local"]["first"] > 0
         assert own["Local"]["ended"] == "time"
 
 
 def test_a_line_ends_when_all_its_splits_are_flat_or_have_the_figure(field, tmp_path, monkeypatch):
-    monkeypatch.setattr(field, "FLAT_FROM", 3)
-    monkeypatch.setattr(field, "FLAT", 1.0)
-    line = field.Line("pfllib-fmnist", "FedPer", 50)
+    monkeypatch.setattr(field.train, "FLAT_FROM", 3)
+    monkeypatch.setattr(field.train, "FLAT", 1.0)
+    line = field.lines.Line("pfllib-fmnist", "FedPer", 50)
     found = trained(field, line, tmp_path)
     assert {(own["FedPer"]["rounds"], own["FedPer"]["ended"]) for own in found.values()} == {
         (3, "flat")
     }
-    figure = field.Goal("personal", 0.1)
-    monkeypatch.setattr(field, "goals", lambda line: [figure, field.Goal("personal", None)])
+    figure = field.train.Goal("personal", 0.1)
+    monkeypatch.setattr(
+        field.train, "goals", lambda line: [figure, field.train.Goal("personal", None)]
+    )
     found = trained(field, line, tmp_path)
     assert found["pfllib-fmnist-pat"]["FedPer"]["ended"] == "has the table's figure"
     assert found["pfllib-fmnist-dir"]["FedPer"]["ended"] == "flat"
@@ -97,7 +103,7 @@ def test_what_ends_a_split(field) -> None:
     def curve(*values: float):
         return [(10 * n, {"personal": (value, 0.0)}) for n, value in enumerate(values, 1)]
 
-    goal = field.Goal("personal", 90.0)
+    goal = field.train.Goal("personal", 90.0)
     rising, level = curve(0.1, 0.2, 0.3, 0.4), curve(0.1, 0.3, 0.3002, 0.3005)
     assert goal.met(rising, 40) == "" and goal.met(level, 40) == "flat"
     assert goal.met(level, 41) == ""  # too early to say
@@ -108,11 +114,11 @@ def test_what_ends_a_split(field) -> None:
 
 def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path):
     """Splits of all its grey images are trained together, and half of the clients take part."""
-    line = field.Line("pfedkdh-grey", "FedPer", 3)
+    line = field.lines.Line("pfedkdh-grey", "FedPer", 3)
     found = trained(field, line, tmp_path, set=SMALL[:3])
     runs = [f"pfedkdh-{one}-{a}" for one in ("fmnist", "mnist") for a in ("0.05", "0.1", "0.5")]
     assert sorted(found) == runs
-    alone = field.loaded("pfedkdh-mnist-0.1", ["rounds=3", "seeds=[0]", *SMALL[:3]])
+    alone = field.lines.loaded("pfedkdh-mnist-0.1", ["rounds=3", "seeds=[0]", *SMALL[:3]])
     content, _ = run_experiment(alone, tmp_path / "run", only=["FedPer"])
     (figure,) = found["pfedkdh-mnist-0.1"]["FedPer"]["models"]["personal"]["mean"]
     own = content["methods"]["FedPer"]["seeds"][0]["models"]["personal"]["mean"]
@@ -120,17 +126,19 @@ def test_of_a_table_of_the_final_round_only_that_is_scored(field, tmp_path):
     assert found["pfedkdh-mnist-0.1"]["FedPer"]["curve"] == {}
     with pytest.raises(TimeoutError, match="do not fit"):
         args = asked(tmp_path, end=time.time(), set=SMALL[:3])
-        field.train_line(field.Line("pfedkdh-grey", "FedPer", 50), args, field.Shelf())
+        field.train.train_line(
+            field.lines.Line("pfedkdh-grey", "FedPer", 50), args, field.train.Cache()
+        )
 
 
 def test_milestones_and_thinned_curves(field, monkeypatch):
     line = [0.1, 0.2, 0.8, 0.4, 0.6]
-    monkeypatch.setattr(field, "POINTS", 3)
-    monkeypatch.setattr(field, "MILESTONES", (4, 6, 11))
-    scored = argparse.Namespace(scores={"personal": {"accuracy": field.np.array([0.6, 0.0])}})
-    assert field.figures_of(scored, [3, 1])["personal"] == pytest.approx((0.45, 0.3))
+    monkeypatch.setattr(field.train, "POINTS", 3)
+    monkeypatch.setattr(field.train, "MILESTONES", (4, 6, 11))
+    scored = argparse.Namespace(scores={"personal": {"accuracy": field.train.np.array([0.6, 0.0])}})
+    assert field.train.figures_of(scored, [3, 1])["personal"] == pytest.approx((0.45, 0.3))
     points = [(2 * n, {"personal": (0.75 * v, v / 2)}) for n, v in enumerate(line, 1)]
-    found = field.summary(points)
+    found = field.train.summary(points)
     assert found["models"]["personal"] == {"mean": [0.3], "weighted_mean": [0.45]}
     assert found["models"]["personal, best test round"] == {"mean": [0.6], "round": [6]}
     curve = found["curve"]["personal"]
@@ -140,11 +148,11 @@ def test_milestones_and_thinned_curves(field, monkeypatch):
 
 def test_workers_share_the_lines(field, tmp_path, monkeypatch):
     """Each takes what nobody has; a failure costs a line and not the others."""
-    whole = field.Line("pfedkdh-grey", "x", 50)  # does not fit, and is left
-    lines = [whole, *(field.Line(table, "x", 9) for table in "abc")]
-    monkeypatch.setattr(field, "plan", lambda only: lines)
-    monkeypatch.setattr(field, "FIRST", 100)
-    monkeypatch.setattr(field, "PACES", {"": 8})
+    whole = field.lines.Line("pfedkdh-grey", "x", 50)  # does not fit, and is left
+    lines = [whole, *(field.lines.Line(table, "x", 9) for table in "abc")]
+    monkeypatch.setattr(field.run, "plan", lambda only: lines)
+    monkeypatch.setattr(field.lines, "FIRST", 100)
+    monkeypatch.setattr(field.lines, "PACES", {"": 8})
     told = []
 
     def train_line(line, args, shelf):
@@ -155,21 +163,21 @@ def test_workers_share_the_lines(field, tmp_path, monkeypatch):
             json.dumps([{"methods": {"x": {"ended": "time" if line.table == "c" else "flat"}}}])
         )
 
-    monkeypatch.setattr(field, "train_line", train_line)
+    monkeypatch.setattr(field.run, "train_line", train_line)
     (tmp_path / "a--x.taken").touch()
     args = asked(tmp_path, end=time.time() + 400)
-    field.work(args)
+    field.run.work(args)
     assert told == ["b", "c"]
-    field.merge(tmp_path, tmp_path)
+    field.run.merge(tmp_path, tmp_path)
     kept = json.loads((tmp_path / "tables.json").read_text())
     assert kept["failed"] == {"b--x": "ValueError: no"} and len(kept["lines"]) == 1
-    field.work(args)
+    field.run.work(args)
     assert told == ["b", "c"]  # all are taken
     (tmp_path / "tables.json").unlink()
-    field.begin_again(tmp_path)  # the next call
-    field.work(args)
+    field.run.begin_again(tmp_path)  # the next call
+    field.run.work(args)
     assert told == ["b", "c", "a", "b", "c"]  # what had not come to its end
-    field.begin_again(tmp_path)
+    field.run.begin_again(tmp_path)
     assert (tmp_path / "a--x.taken").exists() and not (tmp_path / "c--x.taken").exists()
 
 
@@ -177,27 +185,27 @@ def test_the_line_of_a_process_that_was_ended_is_there_to_be_taken_again(field, 
     for name, worker in (("a", 7), ("b", 7), ("c", 8)):
         (tmp_path / f"{name}.taken").write_text(str(worker))
     (tmp_path / "b.failed").write_text("CUDA error")
-    field.give_back(tmp_path, 7)
+    field.run.give_back(tmp_path, 7)
     assert sorted(path.name for path in tmp_path.glob("*.taken")) == ["b.taken", "c.taken"]
 
 
 def test_lines_that_results_has_are_left_out(field, monkeypatch) -> None:
     """Unless with fewer rounds; all lines of the file are of methods of their tables."""
     held: dict[str, dict] = {}
-    monkeypatch.setattr(field, "figures", lambda key: held)
-    everything = field.plan()
+    monkeypatch.setattr(field.lines, "figures", lambda key: held)
+    everything = field.lines.plan()
     assert len({line.name for line in everything}) == len(everything) > 10
     for line in everything:
-        labels = {one.label_or_name for one in field.loaded(line.runs[0], []).methods}
-        assert line.label in labels and line.seconds(2) > line.seconds(1) > field.FIRST
+        labels = {one.label_or_name for one in field.lines.loaded(line.runs[0], []).methods}
+        assert line.label in labels and line.seconds(2) > line.seconds(1) > field.lines.FIRST
     line = next(one for one in everything if one.table == "pfllib-fmnist")
     for run in line.runs:
         held[run] = {"methods": {line.label: {"rounds": line.rounds - 1, "curve": {}}}}
-    assert field.plan([line.name]) == [line]
+    assert field.lines.plan([line.name]) == [line]
     held[line.runs[1]]["methods"][line.label]["rounds"] += 1
-    assert field.plan([line.name]) == [line]
+    assert field.lines.plan([line.name]) == [line]
     held[line.runs[0]]["methods"][line.label]["rounds"] += 1
-    assert line not in field.plan()
+    assert line not in field.lines.plan()
 
 
 def test_the_longer_of_two_runs_is_kept(field):
@@ -214,8 +222,8 @@ def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypat
 
     def kept(line, run: str, goal) -> dict:
         value = ((goal.paper or 50.0) - 0.5) / 100
-        rounds = range(5, 55, 5) if field.FINAL not in run else [50]
-        found = field.summary([(n, {goal.model: (value, value)}) for n in rounds])
+        rounds = range(5, 55, 5) if field.lines.FINAL not in run else [50]
+        found = field.train.summary([(n, {goal.model: (value, value)}) for n in rounds])
         how = {"device": "x", "precision": "tf32", "workers": 3, "pace": 0.1, "first": 4.0}
         own = {**found, **how, "rounds": 50, "seconds": 9.0, "ended": "flat"}
         head = {"run": run, "federation": "", "seeds": [0], "versions": {"torch": "2"}}
@@ -223,18 +231,18 @@ def test_the_page_counts_cells_and_wins_of_all_tables(field, tmp_path, monkeypat
 
     lines = [
         kept(line, run, goal)
-        for table, (run, *_) in field.SPLITS.items()
-        for method in field.loaded(run, []).methods
+        for table, (run, *_) in field.lines.SPLITS.items()
+        for method in field.lines.loaded(run, []).methods
         if method.label_or_name != "FedAvg + FT"
-        for line in [field.Line(table, method.label_or_name, 50)]
-        for run, goal in zip(line.runs, field.goals(line), strict=True)
+        for line in [field.lines.Line(table, method.label_or_name, 50)]
+        for run, goal in zip(line.runs, field.train.goals(line), strict=True)
     ]
     for cells in (one["methods"] for one in lines if one["run"] == "fedala-cifar10"):
         if "FedAvg" in cells:  # FedAvg-C is trained with it
             models = {name: cells["FedAvg"]["models"][name.replace("personal", "global")]
                       for name in ("personal", "personal, best test round")}  # fmt: skip
             cells["FedAvg + FT"] = {**cells["FedAvg"], "models": models, "curve": {}}
-    for one in [one for one in lines if one["run"].startswith(field.FINAL)]:
+    for one in [one for one in lines if one["run"].startswith(field.lines.FINAL)]:
         slow = "FedPer" in one["methods"] and "-mnist" in one["run"]
         plain = json.loads(json.dumps({**one, "run": page.plain_run(one["run"])}))
         for model in [m for own in plain["methods"].values() for m in own["models"].values()]:

@@ -287,7 +287,7 @@ def test_a_step_follows_beside_and_what_is_deferred_is_computed_by_who_reads_it(
 def test_weights_in_another_order_are_without_gaps_for_who_asks_only_the_stand_in(
     chip: Chip,
 ) -> None:
-    """A kernel of ours is given `x.contiguous()`, of which torch asks the stand-in alone."""
+    """A kernel of ours is given `x.contiguous()`, which torch asks the wrapper alone for."""
 
     def work() -> None:
         laid = torch.arange(24.0).reshape(2, 4, 3)
@@ -338,7 +338,7 @@ def test_weights_in_another_order_that_are_changed_in_part_are_changed(
 def test_no_copy_in_bfloat16_lies_behind_weights_that_were_changed(
     side: int, change: Callable[[Tensor], Tensor], chip: Chip
 ) -> None:
-    """Beneath stand-ins torch does not count what is changed in place."""
+    """Below wrapper subclasses torch does not count what is changed in place."""
 
     def work() -> None:
         exact = torch.randn(2, 4, 6, side, side)

@@ -317,5 +317,5 @@ def _is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value from outside is a number that can be reckoned with."""
+    """Return whether a value from outside is a number that can be computed with."""
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e300

@@ -343,7 +343,7 @@ def description(title: str, part: str, sites: Sequence[SiteSums]) -> Description
 
 
 def site_warnings(sites: Sequence[SiteSums]) -> list[Figures]:
-    """Return all warnings, also about sites that are shown in sums only: for these sites' eyes.
+    """Return all warnings, also about sites that are shown in sums only: for these sites alone.
 
     A warning compares with sites that are shown, so that it tells of no other.
     """

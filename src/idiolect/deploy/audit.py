@@ -124,17 +124,17 @@ class AuditLog:
 
     def append(self, kind: str, **fields: Any) -> Head:
         """Add an entry; when this returns it is on the disk."""
-        with self._opened(lasting=True) as file:
+        with self._opened(durable=True) as file:
             return self._added(file, [(kind, fields)])
 
     def append_signed(
-        self, kind: str, certificates: Mapping[str, str], *, lasting: bool = True, **fields: Any
+        self, kind: str, certificates: Mapping[str, str], *, durable: bool = True, **fields: Any
     ) -> Head:
         """Add an entry with signatures; certificates by digest are added where they are new.
 
-        Without `lasting` a power cut may lose it, until the next that lasts; no crash does.
+        Without `durable` a power cut may lose it, until the next that is; no crash does.
         """
-        with self._opened(lasting) as file:
+        with self._opened(durable) as file:
             new = [
                 (CERTIFICATE, {"digest": digest, "der": der})
                 for digest, der in certificates.items()
@@ -146,19 +146,19 @@ class AuditLog:
 
     def settle(self) -> None:
         """Wait until all that was added is on the disk."""
-        with self._opened(lasting=True):
+        with self._opened(durable=True):
             pass
 
     def head(self) -> Head:
         """Return an entry that all before it lead up to: the newest that this process knows of."""
         if (known := self._known.head).number >= 0:
             return known
-        with self._opened(lasting=True) as file:
+        with self._opened(durable=True) as file:
             head = self._known.head
             return head if head.number >= 0 else self._added(file, [])
 
     @contextlib.contextmanager
-    def _opened(self, lasting: bool) -> Iterator[IO[bytes]]:
+    def _opened(self, durable: bool) -> Iterator[IO[bytes]]:
         """Hold the file for this process, and know its end; then wait until it is on the disk."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ class AuditLog:
                     self._look(file)
                     yield file
                     fcntl.flock(file, fcntl.LOCK_UN)
-                if lasting:
+                if durable:
                     self._last(number)
         except OSError as error:
             raise DeployError(f"{self.path} cannot be written ({error})") from error

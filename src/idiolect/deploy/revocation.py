@@ -2,7 +2,8 @@
 
 An entry names a member and a moment: all its certificates that were made until then are revoked,
 and what it is given later holds. Members pass the list on in their messages; one of a higher number
-takes the place of one of a lower. Light to import, for the engine's lasting processes check it too.
+takes the place of one of a lower. Light to import: the
+engine's long-running processes check it too.
 """
 
 import base64

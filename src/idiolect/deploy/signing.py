@@ -353,7 +353,7 @@ class ServerChannel(Transport):
             return
         proof: dict[str, Any] = {name: envelope.evidence}
         try:
-            self._audit.append_signed(kind, _certificates(envelope), lasting=False, **proof, **more)
+            self._audit.append_signed(kind, _certificates(envelope), durable=False, **proof, **more)
         except DeployError as error:
             raise Refused("disk", str(error)) from error
 

@@ -12,8 +12,6 @@ from typing import Any
 from idiolect.deploy.identity import ADMIN, Authority, Identity, Signed
 from idiolect.deploy.protocol import Refused
 
-RUN, ADAPT, DESCRIBE = "run", "adapt", "describe"
-
 
 def sign(kit: Path, run: str, kind: str, experiment: str) -> str:
     """Sign a submission with an admin's kit; `experiment` is its text, empty to `adapt`."""
@@ -45,7 +43,7 @@ def verify(
         told = [found[key] for key in ("submitter", "run", "kind", "experiment")]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refused("submitter", f"nobody's signature is on run {run}") from error
-    text = "" if kind == ADAPT else experiment  # newcomers get the text of the run that is over
+    text = "" if kind == "adapt" else experiment  # newcomers get the text of the run that is over
     if told != [submitter, run, kind, _digest(text)]:
         raise Refused("submitter", f"{submitter} signed for something else than run {run}")
     authority.verify(signed, _context(statement), name=submitter, role=ADMIN)

@@ -233,7 +233,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *rest: Any, rows: int = 1) -> tuple
     mask, s = _mask_and_sizes(rest)
     q, k, v = map(_in_fours, (q, k, v))
     out = q.new_empty(s.groups, s.places, s.heads, s.width).transpose(1, 2)
-    logs = q.new_empty(s.groups, s.heads, s.places, dtype=_reckoned(q))
+    logs = q.new_empty(s.groups, s.heads, s.places, dtype=_computed_in(q))
     near, threads = _cut(s.places, s, rows, lambda near: near * 2 * s.keys * s.width)
     given = [*_strided(q), *_strided(k), *_strided(v), *_seen(mask, q), *_strided(out), logs]
     _launch("attend", s, q, mask, (near, rows, threads), given, near * 2 * s.keys * s.width)
@@ -287,7 +287,7 @@ def _launch(
     if name == "attend":
         constants["FORWARD"] = 1
     heads = s.groups * s.heads
-    shared = numbers * _reckoned(q).itemsize
+    shared = numbers * _computed_in(q).itemsize
     grid = (-(-heads // near), 1, 1)
     launch("attention.cu", name, constants, grid, threads, [*given, heads], shared)
 
@@ -334,7 +334,7 @@ def _seen(mask: Tensor | None, q: Tensor) -> list[Any]:
     return [mask, *steps[:3]]
 
 
-def _reckoned(q: Tensor) -> torch.dtype:
+def _computed_in(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 

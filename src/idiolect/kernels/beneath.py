@@ -1,4 +1,4 @@
-"""Work on all clients of a stack beneath vmap, by plain autograd: what a CPU trains by.
+"""Stacked clients without vmap's transforms, by plain autograd: how a CPU trains them.
 
 Within vmap every operation passes through a transform, which on a CPU costs a small network more
 than its arithmetic. Where vmap over clients is the only transform under way, gradients, steps,

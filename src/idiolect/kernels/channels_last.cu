@@ -2,7 +2,7 @@
 // memory, of bfloat16 with HALF, else of single precision, rounded to TF32 in products. All clients are one launch.
 //
 // Each is a product of matrices whose elements are gathered as they are needed. Shared memory holds STAGES pieces of
-// both factors; in every row of 128 bytes, pieces of 16 bytes change places, so that no two threads meet in one bank.
+// both factors; in every row of 128 bytes, pieces of 16 bytes are swizzled against bank conflicts.
 //
 // Constants: TRANSPOSED (1: the gradient by images, of which OC, OH and OW are), BM and BN (rows and columns of a
 // block), WM and WN (of a warp), STAGES, THREADS. Sizes are arguments, so that all layers of a network are one kernel:
@@ -30,15 +30,6 @@ __device__ __forceinline__ void round_off(unsigned* numbers, int count) {
 #pragma unroll
   for (int i = 0; i < count; i++) numbers[i] = nudged(__uint_as_float(numbers[i]));
 #endif
-}
-
-__device__ __forceinline__ void clear(float (*sums)[NT][4]) {
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[m][n][i] = 0.f;
 }
 
 #if !WEIGHT_GRADIENT
@@ -174,7 +165,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
 #ifdef HALF
 #define PITCH(width) ((width) * 2)      // bytes from pixel to pixel
 #else
-#define PITCH(width) ((width) * 4 + 32) // 8 numbers more: no two threads in one bank
+#define PITCH(width) ((width) * 4 + 32) // 8 numbers more, against bank conflicts
 #endif
 #define STAGE (BK * (PITCH(BM) + PITCH(BN)))
 

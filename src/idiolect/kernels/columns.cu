@@ -56,12 +56,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     shift[j] = column / TAPS * PLANE + column % TAPS / KW * LINE + column % KW;
   }
   float sums[MT][NT][4];
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
+  clear(sums);
 
   if (first < last) load(first);
   for (int number = first; number < last; number++) {
@@ -92,14 +87,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
         unsigned big[2], little[2];
         part(near[shift[j]], &big[0], &little[0]);
         part(near[shift[j] + 1], &big[1], &little[1]);
-#if !ROUNDED
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[m][j], small[m], big);
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], little);
-#endif
-#pragma unroll
-        for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], big);
+        multiply_parts(&sums[0][j], NT, large, small, big, little);
       }
     }
     __syncthreads();

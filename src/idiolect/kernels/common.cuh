@@ -1,8 +1,8 @@
 // What the sources share: numbers as they lie in memory, sums over threads, copies into shared memory that run while a
 // block computes, and matrix units.
 
-// A Number lies in memory and is reckoned with as a WIDE one: REAL, which is single precision unless it is defined. With
-// HALF it lies there as bfloat16, for which there is no type here: its bits are taken apart.
+// Numbers are stored as a Number and computed with as a WIDE one: REAL, which is single precision unless it is defined.
+// With HALF they are stored as bfloat16, for which there is no type here: its bits are taken apart.
 #ifndef REAL
 #define REAL float
 #endif
@@ -50,7 +50,16 @@ __device__ __forceinline__ Real over_lanes(Real value) {
   return value;
 }
 
-// Start to copy a number into shared memory, or a zero.
+// Set a thread's sums to 0, an array of whatever shape.
+template <class Real>
+__device__ __forceinline__ void clear(Real& sum) { sum = 0; }
+template <class Sums, int COUNT>
+__device__ __forceinline__ void clear(Sums (&sums)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) clear(sums[i]);
+}
+
+// Copy a number, or a zero, into shared memory asynchronously: `close_stage` commits, `await_stage` waits.
 __device__ __forceinline__ void bring(float* to, const float* from, bool inside) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
   const int bytes = inside ? 4 : 0;
@@ -108,7 +117,7 @@ __device__ __forceinline__ void load_matrices(unsigned* to, const char* from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
 }
 
-// The same with rows and columns exchanged, for numbers of two bytes.
+// The same, transposed, for numbers of two bytes.
 __device__ __forceinline__ void load_turned(unsigned* to, const char* from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(from);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(place));
@@ -137,4 +146,33 @@ __device__ __forceinline__ void part2(const float* from, unsigned* large, unsign
   part(two.y, large + next, small + next);
 }
 
+// sums += a * b, of numbers taken apart, for tiles of a warp below each other, `next` of `sums` from one to the next.
+template <int TILES>
+__device__ __forceinline__ void multiply_parts(float (*sums)[4], int next, const unsigned (&large)[TILES][4],
+                                               const unsigned (&small)[TILES][4], const unsigned* big, const unsigned* little) {
+#if !ROUNDED
+#pragma unroll
+  for (int m = 0; m < TILES; m++) multiply_short(sums[m * next], small[m], big);
+#pragma unroll
+  for (int m = 0; m < TILES; m++) multiply_short(sums[m * next], large[m], little);
 #endif
+#pragma unroll
+  for (int m = 0; m < TILES; m++) multiply_short(sums[m * next], large[m], big);
+}
+
+#endif
+
+// The largest of a window's four sums, with a bias and after ReLU, and which it is: 4 where none is above 0.
+struct Largest { float value; int which; };
+template <class Sum>
+__device__ __forceinline__ Largest largest_of(float shift, Sum sum) {
+  float most = sum(0) + shift;
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < 4; i++) {
+    const float other = sum(i) + shift;
+    if (other > most || isnan(other)) { most = other; which = i; }
+  }
+  const bool off = most <= 0.f;                 // false for NaN, which must be seen
+  return {off ? 0.f : most, off ? 4 : which};
+}

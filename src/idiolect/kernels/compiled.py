@@ -60,7 +60,7 @@ def set_postponed(postpone: Callable[[Kernel], None] | None) -> None:
 
 
 def begin_to_wait(which: Kernel) -> bool:
-    """Leave a kernel to torch until `use_from_now`; say whether it was not left before."""
+    """Let torch do a kernel's work until `use_from_now`; say whether it did not before."""
     new = which not in _pending
     _pending.add(which)
     return new

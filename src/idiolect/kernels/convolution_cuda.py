@@ -465,7 +465,7 @@ def _columns_weights(s: ConvShape) -> Iterator[Tile]:
     tiles = (4, _THREADS, 2), (8, _THREADS, 2), (8, _THREADS, 1), (8, 2 * _THREADS, 1)
     for band, threads, waves in tiles:
         band = min(band, s.out_height)
-        sp = round_up(band * s.out_width - 8, 32) + 8  # no two threads in one bank
+        sp = round_up(band * s.out_width - 8, 32) + 8  # against bank conflicts
         plane = (band + s.kernel_height - 1) * line
         step = s.out_channels * sp + s.channels * plane
         sums = 4 * sixteens * columns * threads

@@ -186,7 +186,7 @@ def patches_convolve(x: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
 
 
 def patches_input_gradient(gradient: Tensor, w: Tensor, shape: ConvShape) -> Tensor:
-    """Return the gradient by the images: a convolution with the weights turned round."""
+    """Return the gradient by the images: a convolution with the weights flipped."""
     if shape.stride != 1:  # patches without overlaps, put back where they were
         return _from_rows(torch.bmm(_pixels(gradient), _lines(w.to(gradient.dtype)).mT), shape)
     return patches_convolve(gradient, w.flip(3, 4).transpose(1, 2), shape.seen_by("input_gradient"))

@@ -1,10 +1,10 @@
-"""Tensors that are computed when something reads them.
+"""Lazy evaluation: tensors that are computed when something reads them.
 
 The gradient by the weights of a layer is written once and read once, by the step that adds it to
 the weights: for a large layer that takes longer than all else that is done to it, and for a small
-one it is a launch. Where it is deferred, the step computes and adds it at once; whatever else reads
-it makes it first. A loss of which only the gradient is wanted is never computed. To torch what is
-deferred is a tensor like others, under vmap and grad too.
+one it is a launch. Where it is lazy, the step computes and adds it at once; whatever else reads it
+evaluates it first. A loss of which only the gradient is wanted is never computed. To torch a lazy
+tensor is a tensor like others, under vmap and grad too.
 """
 
 import copy
@@ -42,21 +42,21 @@ class Terms(NamedTuple):
 
 
 class Deferred(ABC):
-    """What a tensor is to be computed of; its rows are those of clients."""
+    """How a lazy tensor is evaluated; its rows are those of clients."""
 
     strides: tuple[int, ...] | None = None  # of images, in their own order; others have no gaps
 
     def __init__(self, shape: Sequence[int], like: Tensor) -> None:
         """Note a shape, and a tensor of the same kind on the same device."""
         self.shape, self.like = torch.Size(shape), like
-        self.wanted: WeakSet[Deferred] = WeakSet()  # what is to be made of it, before it changes
+        self.wanted: WeakSet[Deferred] = WeakSet()  # lazy results, evaluated before it changes
 
     @abstractmethod
     def make(self) -> Tensor:
-        """Compute it, in its order in memory."""
+        """Evaluate it, in its order in memory."""
 
     def merged(self, func: Any, args: tuple[Any, ...], own: "DeferredTensor") -> Any:
-        """Do an operation on it and others together with it; None where it has to be computed.
+        """Fuse an operation on it, and others, with its evaluation; None where that cannot be.
 
         `own` is it, among the arguments.
         """
@@ -70,7 +70,7 @@ class Deferred(ABC):
         return None
 
     def terms(self) -> Terms | None:
-        """Return what it is the sum of; None where it has to be computed."""
+        """Return what it is the sum of; None where it has to be evaluated."""
         return None
 
     def gap(self) -> Gap | None:
@@ -83,12 +83,12 @@ class Deferred(ABC):
 
     @functools.cached_property
     def made(self) -> Tensor:
-        """It, computed once."""
+        """Its value, computed once."""
         return self.make()
 
     @property
     def waits(self) -> bool:
-        """Whether nothing has read it yet; what has may also have changed it."""
+        """Whether it is not evaluated yet; whoever reads it may also change it."""
         return "made" not in self.__dict__
 
 
@@ -126,7 +126,7 @@ class Ones(Deferred):
 
 
 class _Later(Deferred):
-    """An operation on what is deferred: a sum, a product, or a row."""
+    """A lazy operation on lazy tensors: a sum, a product, or a row."""
 
     def __init__(self, func: Any, args: tuple[Any, ...]) -> None:
         forms = (
@@ -198,16 +198,13 @@ def _number(one: Any) -> bool:
 
 
 class DeferredTensor(Tensor):
-    """Stands for what is deferred, in its own shape or another; what reads it gets it computed.
-
-    The other shape is of the same numbers in memory.
-    """
+    """A wrapper of a lazy value, in its own shape or that of a view; reading it evaluates it."""
 
     deferred: Deferred
 
     @staticmethod
     def __new__(cls, deferred: Deferred, seen: Tensor | None = None) -> "DeferredTensor":
-        """Make a stand-in of its own shape, or one that lies in memory as another tensor does."""
+        """Wrap it in its own shape, or with the shape and strides of a view."""
         like, shape, strides = deferred.like, deferred.shape, deferred.strides
         if seen is not None:
             shape, strides = seen.shape, seen.stride()
@@ -218,22 +215,22 @@ class DeferredTensor(Tensor):
         return own
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        """Show what it stands for."""
+        """Show its value."""
         return repr(computed(self))
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Copy what it stands for."""
+        """Copy its value."""
         return copy.deepcopy(computed(self), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save what it stands for."""
+        """Save its value."""
         return computed(self).__reduce_ex__(protocol)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Look at it in another shape, or compute it and do what is asked."""
+        """Take a view, go on lazily, or evaluate it and do what is asked."""
         if func in _LOOKS:
             own = args[0]
             stand = torch.empty_strided(own.shape, own.stride(), device="meta")
@@ -256,7 +253,7 @@ class DeferredTensor(Tensor):
 
 
 def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[DeferredTensor]:
-    """Yield what is deferred and is to be changed, or seen, in the memory where it lies."""
+    """Yield lazy arguments that the operation changes in place, or returns views of."""
     for place, told in enumerate(func._schema.arguments):
         if told.alias_info is not None:
             given = args[place] if place < len(args) else kwargs.get(told.name)
@@ -265,9 +262,9 @@ def _shared(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterato
 
 
 def computed(given: Any, laid: bool = False) -> Any:
-    """Put what is deferred, among arguments of any form, in its place.
+    """Evaluate what is lazy among arguments of any form.
 
-    It is without gaps, as its stand-in told, unless it may be as it is `laid`.
+    The value is contiguous, as its wrapper said, unless it may be as it is `laid` out.
     """
     if isinstance(given, DeferredTensor):
         late = given.deferred
@@ -283,7 +280,7 @@ def computed(given: Any, laid: bool = False) -> Any:
 
 
 def images_computed(given: Any) -> Any:
-    """Compute what is deferred images, which most functions know nothing of."""
+    """Evaluate lazy images, which most functions cannot take."""
     ours = isinstance(given, DeferredTensor) and given.deferred.strides is not None
     return computed(given) if ours else given
 
@@ -294,12 +291,12 @@ def alone(given: Tensor) -> bool:
 
 
 def settled(given: Tensor) -> Tensor:
-    """Return a tensor computed, unless it consists of factors, which are there already."""
+    """Evaluate a tensor, unless it consists of factors, which are there already."""
     return given if factored(given) is not None else computed(given, laid=True)
 
 
 def anew(given: Tensor) -> Tensor:
-    """Return a tensor of the same memory, which was written anew; factors wait again."""
+    """Return a tensor of the same memory, which was written anew; factors are lazy again."""
     found = getattr(given, "deferred", None)
     return DeferredTensor(found.again()) if isinstance(found, Factored) else given
 

@@ -8,10 +8,6 @@
 // made), KH, KW, PAD, STRIDE. C is a multiple of BK. Of weight gradients, for bfloat16 alone: PIXELS (at a time), and NT
 // (twice 64 channels of what is read, of one tap or two).
 
-#define E (16 / (int)sizeof(Number))      // numbers of 16 bytes
-#define BK (8 * E)                        // channels at a time: 128 bytes
-#define LINES (THREADS / 8)               // rows of 128 bytes that are copied at a time
-#define AHEAD (STAGES - 2)                // products of two steps may be under way
 #define TAPS (KH * KW)
 #define BM (THREADS / 128 * MT * 64)      // pixels made by a block
 #define STAGE ((BM + BN) * 128)
@@ -75,10 +71,7 @@ convolve(const Number* __restrict__ x, const Number* __restrict__ w, Number* __r
   };
   const int own = threadIdx.x / 128 * MT * 64;  // the group's first pixel
   float sums[MT][BN / 2];
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int n = 0; n < BN / 2; n++) sums[m][n] = 0.f;  // a pixel that no tap sees
+  clear(sums);  // a pixel that no tap sees
   for (int step = 0; step < AHEAD; step++) {
     if (step < steps) load(step);
     close_stage();

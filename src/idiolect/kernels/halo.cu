@@ -11,11 +11,6 @@
 // Constants: STRIDE, STAGES, THREADS; TRANSPOSED (1: the gradient by images, OC is their channels), BN (channels made by a
 // block), MT (matrices of 64 places of a warpgroup); of weight gradients PLACES (at a time) and SIDE (of the kernels).
 
-#define E (16 / (int)sizeof(Number))      // numbers of 16 bytes
-#define BK (8 * E)                        // channels at a time: 128 bytes
-#define LINES (THREADS / 8)               // rows of 128 bytes that are copied at a time
-#define AHEAD (STAGES - 2)                // products of two steps may be under way
-
 #include "common.cuh"
 #include "warpgroup.cuh"
 

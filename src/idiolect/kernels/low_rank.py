@@ -28,7 +28,7 @@ def low_rank_linear(
 
 
 class _Shared:
-    """What no client has of its own, kept from vmap's eyes: constants of the function."""
+    """What no client has of its own, hidden from vmap: constants of the function."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: float) -> None:
         self.weight, self.bias, self.scale = weight, bias, scale

@@ -5,7 +5,7 @@
 // pixel. Constants: C (channels), PARTS (groups of channels), PIXELS, THREADS, EPS, V, with LAST GROUPS (clients), HELD
 // (pieces of a block); perhaps KEPT, so that images are read once, and held in registers (of a thread KEPT pixels) or,
 // without LAST, in shared memory; HALF where images and their gradients are bfloat16. The argument relu says whether what
-// is below 0 is cut off; going backward, what was is reckoned anew, to the bit, which costs less than to read it. With
+// is below 0 is cut off; going backward, what was is computed again, to the bit, which costs less than to read it. With
 // LAST, others may be part of it. Forward, with PLUS, other images are added before that. Backward, with PLUS the gradient
 // is the sum of two, and with MASKED it is 0 where images that are given were cut off, and kept for others that read it.
 

@@ -18,11 +18,9 @@
 #include "common.cuh"
 #include "warpgroup.cuh"
 
-#define LINES (THREADS / 8)               // rows of 128 bytes that are copied at a time
 #define BM (THREADS / 2)                  // places of a block
 #define GAP (SIDE / 2)                    // zeros between rows and between images
 #define MADE (SIDE == 1 ? 1 : 4)          // planes that see anything
-#define BK 64                             // channels at a time: 128 bytes
 #define ROWS(shift) ((shift) == 0 ? 256 : (shift) == 3 ? 64 : 128)
 #define BEGIN(shift) ((shift) == 0 ? 0 : 128 + (shift) * 128)  // the row of the weights where those of a column begin
 #define ALL 576                           // rows of the weights of four columns

@@ -51,9 +51,9 @@ __device__ __forceinline__ void add_products(float (*sums)[NT][4], const float* 
   }
 }
 
-// Bring stage after stage, some ahead, and reckon with each. A stage is brought when all have done with what was there.
-template <class Load, class Reckon>
-__device__ __forceinline__ void in_stages(int steps, const Load& load, const Reckon& reckon) {
+// Copy stage after stage, some ahead, and compute with each. A stage is overwritten when all threads are done with it.
+template <class Load, class Compute>
+__device__ __forceinline__ void in_stages(int steps, const Load& load, const Compute& compute) {
   for (int step = 0; step < STAGES - 1; step++) {
     if (step < steps) load(step);
     close_stage();
@@ -63,18 +63,8 @@ __device__ __forceinline__ void in_stages(int steps, const Load& load, const Rec
     __syncthreads();
     if (step + STAGES - 1 < steps) load(step + STAGES - 1);
     close_stage();
-    reckon(step % STAGES);
+    compute(step % STAGES);
   }
-}
-
-template <int NT>
-__device__ __forceinline__ void clear(float (*sums)[NT][4]) {
-#pragma unroll
-  for (int m = 0; m < 2; m++)
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[m][n][i] = 0.f;
 }
 
 #if !WEIGHT_GRADIENT
@@ -124,7 +114,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = warp % 2 * 32, near = warp / 2 * 32;
   const int down = TRANSPOSED ? 1 : BK + 4, across = TRANSPOSED ? BM + 8 : 1;
   float sums[2][4][4];
-  clear<4>(sums);
+  clear(sums);
   in_stages((K + BK - 1) / BK, load, [&](int stage) {
     const float* a = room + stage * STAGE;
     add_products<4>(sums, a + (low + lane / 4) * down + lane % 4 * across,
@@ -180,7 +170,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
   };
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = warp % 2 * 32, near = warp / 2 * NT * 8;
   float sums[2][NT][4];
-  clear<NT>(sums);
+  clear(sums);
   in_stages(steps, load, [&](int stage) {
     const float* a = room + stage * STAGE + lane / 4 * (BK + 4) + lane % 4;
     add_products<NT>(sums, a + low * (BK + 4), a + (BM + near) * (BK + 4), BK + 4, 1, 1, BK + 4);

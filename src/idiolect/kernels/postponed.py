@@ -1,4 +1,4 @@
-"""Choices among forms that are postponed: threads compile while rounds run in the plain form."""
+"""Background compilation: threads compile forms while rounds run in the plain one."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _COMPILERS = 8
 
 
 class Postponed:
-    """A problem that waits for its forms to be compiled."""
+    """A problem whose forms are being compiled."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Postponed:
 
 
 class Compilation:
-    """A kernel that is compiled before whatever waits: there is one form of it alone."""
+    """A kernel that is compiled before any problem: there is one form of it alone."""
 
     def __init__(self, which: Kernel) -> None:
         self.done = False

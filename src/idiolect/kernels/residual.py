@@ -3,9 +3,9 @@
 In `relu(norm(x) + carried)` three passes over images can be one, and so can what comes back: sums
 of the gradients that meet where a network parts, what ReLU lets through, and the normalisation's
 own. But a network calls these one by one. So normalised images, and gradients by the images of
-convolutions, are deferred where they lie in memory with channels last: what is added to them, and
-ReLU, is noted, and done with them by `norm.cu`. Whatever else reads them gets them computed. This
-is beneath vmap and autograd, to which all operations are what they were.
+convolutions, are lazy (`deferred`) where they lie in memory with channels last: what is added to
+them, and ReLU, is noted, and fused with them in `norm.cu`. Whatever else reads them evaluates them.
+This is below vmap and autograd, to which all operations are what they were.
 """
 
 import threading
@@ -44,9 +44,9 @@ class Work(Protocol):
 
 
 class Residuals(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, as a network runs, normalisations may wait for what is added to them.
+    """While it is entered, as a network runs, normalisations are lazy: sums may be fused with them.
 
-    None waits longer than what it is made of stays as it is, or than the network runs.
+    Each is evaluated before what it is made of changes, or when the network has run.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Residuals(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.waiting: WeakSet[_Normalised] = WeakSet()
 
     def __enter__(self) -> "Residuals":
-        """Let them wait."""
+        """Make them lazy."""
         self._outer, _within.now = getattr(_within, "now", None), self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -7,7 +7,7 @@
 //
 // Constants: C, H, W (what is read), OC, OH, OW (what is made), KH, KW, PAD, MT (tiles of 16 channels of a warp), RUN
 // (pixels of a run, even), LINE and PLANE (numbers from line to line and from channel to channel of images in shared
-// memory, chosen so that no two threads meet in one bank), THREADS.
+// memory, chosen against bank conflicts), THREADS.
 
 #define TAPS (KH * KW)
 
@@ -74,18 +74,6 @@ __device__ __forceinline__ void take(unsigned (*large)[4], unsigned (*small)[4],
       part2(from + (m * 16 + half * 8) * SP, &large[m][half], &small[m][half], 2);
 }
 
-__device__ __forceinline__ void add(float (*sums)[4], unsigned (*large)[4], unsigned (*small)[4], const unsigned* big,
-                                    const unsigned* little) {
-#if !ROUNDED
-#pragma unroll
-  for (int m = 0; m < MT; m++) multiply_short(sums[m], small[m], big);
-#pragma unroll
-  for (int m = 0; m < MT; m++) multiply_short(sums[m], large[m], little);
-#endif
-#pragma unroll
-  for (int m = 0; m < MT; m++) multiply_short(sums[m], large[m], big);
-}
-
 // out[part, g, o, c, tap] = sum over the part's pixels of gradient[g, image, o] * x[g, image, c].
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x, float* __restrict__ out,
@@ -127,12 +115,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     close_stage();
   };
   float sums[TAPS][MT][4];
-#pragma unroll
-  for (int tap = 0; tap < TAPS; tap++)
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[tap][m][i] = 0.f;
+  clear(sums);
 
   if (first < last) load(first);
   for (int number = first; number < last; number += WK) {
@@ -165,7 +148,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
             part2(held + (row + kh) * LINE + k + 2 * AHEAD, &big[kh][k + 2 * AHEAD], &little[kh][k + 2 * AHEAD], 1);
 #pragma unroll
             for (int kw = 0; kw < KW; kw++)
-              add(sums[kh * KW + kw], large, small, &big[kh][k + kw], &little[kh][k + kw]);
+              multiply_parts(sums[kh * KW + kw], 1, large, small, &big[kh][k + kw], &little[kh][k + kw]);
           }
         }
 #else
@@ -184,7 +167,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
             for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
               for (int kw = 0; kw < KW; kw++)
-                add(sums[kh * KW + kw], large[i], small[i], big + 2 * i + kw, little + 2 * i + kw);
+                multiply_parts(sums[kh * KW + kw], 1, large[i], small[i], big + 2 * i + kw, little + 2 * i + kw);
           }
         }
 #endif
@@ -227,7 +210,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #define NT (RUN * TALL)
 #define RUNS (8 * WN)                           // of a block
 #define CHUNK 8
-#if TRANSPOSED                                  // weights in shared memory: no two threads in one bank
+#if TRANSPOSED                                  // weights in shared memory, against bank conflicts
 #define BY_OUTPUT TAPS
 #define BY_INPUT ((OCB * TAPS + 23) / 32 * 32 + 8)
 #define KERNELS (CHUNK * BY_INPUT)
@@ -241,7 +224,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
 #define RESIDENT (65536 / (THREADS * (NEED > 256 ? 256 : NEED)))  // blocks of a multiprocessor
 
 // y[g, image, o] = sum over c and taps of w[g, o, c, tap] * x[g, image, c]; where TRANSPOSED w is [g, c, o, tap], with
-// its taps turned round. See `tensor.cu`.
+// its taps flipped. See `tensor.cu`.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 convolve(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
          float* __restrict__ y, unsigned char* __restrict__ chosen, int images) {
@@ -305,12 +288,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
   const int mine = lead + across, band = mine / COLUMNS;
   const int spot = (band / BANDS * SPAN + band % BANDS * TALL - top) * LINE + mine % COLUMNS * RUN + along * PLANE;
   float sums[MT][NT][4];
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
+  clear(sums);
 
   const int numbers = C / (CHUNK * WK);
   if (STAGES > 1) load(0);
@@ -352,16 +330,8 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
             part(kernels[(m * 16 + i % 2 * 8) * BY_OUTPUT + i / 2 * 4 * BY_INPUT + tap], &large[m][i], &small[m][i]);
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-          const unsigned* great = big[kh + j / RUN][j % RUN + kw];
-#if !ROUNDED
-          const unsigned* slight = little[kh + j / RUN][j % RUN + kw];
-#pragma unroll
-          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], small[m], great);
-#pragma unroll
-          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], slight);
-#endif
-#pragma unroll
-          for (int m = 0; m < MT; m++) multiply_short(sums[m][j], large[m], great);
+          const int line = kh + j / RUN, col = j % RUN + kw;
+          multiply_parts(&sums[0][j], NT, large, small, big[line][col], little[line][col]);
         }
       }
     }
@@ -390,17 +360,10 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #pragma unroll
       for (int j = 0; j < RUN; j += 2) {
         if (col + j >= MADE_W * 2) continue;
-        float most = sums[m][j][i] + shift;
-        int which = 0;
-#pragma unroll
-        for (int n = 1; n < 4; n++) {
-          const float other = sums[m][n / 2 * RUN + j + n % 2][i] + shift;
-          if (other > most || isnan(other)) { most = other; which = n; }
-        }
-        const bool off = most <= 0.f;           // false for NaN, which must be seen
+        const Largest most = largest_of(shift, [&](int n) { return sums[m][n / 2 * RUN + j + n % 2][i]; });
         const size_t place = plane + row / 2 * MADE_W + (col + j) / 2;
-        y[place] = off ? 0.f : most;
-        chosen[place] = off ? 4 : which;
+        y[place] = most.value;
+        chosen[place] = most.which;
       }
 #endif
     }

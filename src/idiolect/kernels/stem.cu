@@ -89,10 +89,7 @@ convolve(const Number* __restrict__ x, const float* __restrict__ w, Number* __re
       seen[half] = held[(pixel / wide * across + pixel % wide) * STRIDE].of;
     }
     float sums[8][4];
-#pragma unroll
-    for (int t = 0; t < 8; t++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[t][i] = 0.f;
+    clear(sums);
 #pragma unroll
     for (int k = 0; k < DEEP; k++) {
       unsigned a[4];

@@ -17,7 +17,7 @@
 #define MADE_W (OW / POOL)
 #define SPAN (MADE_H * POOL + KH - 1)           // rows of a padded image that are used
 #define LINE (MADE_W * POOL + KW - 1)
-#define PLANE ((ROWS * LINE + 7) / 16 * 16 + 8) // 8 more than a multiple of 16: no two threads in one bank
+#define PLANE ((ROWS * LINE + 7) / 16 * 16 + 8) // 8 more than a multiple of 16, against bank conflicts
 #define OCP (OCB + 8)
 #define WM (OCB / (16 * MT))                    // warps along the channels; the others along the pixels
 #define WN (THREADS / 32 / WM)
@@ -81,12 +81,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     spot[j] = line * LINE + own % MADE_W * POOL + right + along * PLANE;
   }
   float sums[MT][NT][4];
-#pragma unroll
-  for (int m = 0; m < MT; m++)
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) sums[m][j][i] = 0.f;
+  clear(sums);
 
   load(0);
   for (int chunk = 0; chunk < C / CHUNK; chunk++) {
@@ -152,17 +147,10 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
       for (int j = 0; j < NT; j += 2) {
         const int own = cell + j / 2 * 4 + along, image = own / (MADE_H * MADE_W);
         if (image >= images) continue;
-        float most = sums[m][j][half * 2] + shift;
-        int which = 0;
-#pragma unroll
-        for (int i = 1; i < 4; i++) {
-          const float other = sums[m][j + i / 2][half * 2 + i % 2] + shift;
-          if (other > most || isnan(other)) { most = other; which = i; }
-        }
-        const bool off = most <= 0.f;           // false for NaN, which must be seen
+        const Largest most = largest_of(shift, [&](int i) { return sums[m][j + i / 2][half * 2 + i % 2]; });
         const size_t place = (((size_t)g * images + image) * OC + channel) * (MADE_H * MADE_W) + own % (MADE_H * MADE_W);
-        y[place] = off ? 0.f : most;
-        chosen[place] = off ? 4 : which;
+        y[place] = most.value;
+        chosen[place] = most.which;
       }
 #endif
     }

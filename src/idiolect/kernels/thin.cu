@@ -9,6 +9,8 @@
 // in each of its POOL rows), OCT (channels of a thread), OCB (channels of a block),
 // IMGS (images held at once), SLICES (threads that share the rows of one sum).
 
+#include "common.cuh"
+
 #define PH (H + 2 * PAD)
 #define PW (W + 2 * PAD)
 #define K (C * KH * KW)
@@ -32,7 +34,7 @@ __device__ __forceinline__ void fetch(float* into, const float* from) {
 }
 
 // y[g, image, o] = sum over c and taps of w[g, o, c] * x[g, image, c]; where TRANSPOSED, the transpose:
-// w is [g, c, o] as stored for the forward direction, with its taps turned round. Where POOL, `chosen`
+// w is [g, c, o] as stored for the forward direction, with its taps flipped. Where POOL, `chosen`
 // says which of the four pixels of a window was largest, and 4 where none was above 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
@@ -68,12 +70,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
     const int col = (unit % COLS) * PX, row = (unit / COLS) % MADE_H * POOL;
     const int group = (unit / (COLS * MADE_H)) % GROUPS, image = unit / (COLS * MADE_H * GROUPS);
     float sums[POOL][PX][OCT];
-#pragma unroll
-    for (int r = 0; r < POOL; r++)
-#pragma unroll
-      for (int p = 0; p < PX; p++)
-#pragma unroll
-        for (int o = 0; o < OCT; o++) sums[r][p][o] = 0.f;
+    clear(sums);
 #pragma unroll 1
     for (int c = 0; c < C; c++) {
 #pragma unroll
@@ -115,16 +112,9 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #pragma unroll
       for (int p = 0; p < PX; p += 2) {
         if (col + p >= MADE_W * 2) continue;
-        float most = sums[0][p][o] + shift;
-        int which = 0;
-#pragma unroll
-        for (int i = 1; i < 4; i++) {
-          const float other = sums[i / 2][p + i % 2][o] + shift;
-          if (other > most || isnan(other)) { most = other; which = i; }
-        }
-        const bool off = most <= 0.f;           // false for NaN, which must be seen
-        y[place + p / 2] = off ? 0.f : most;
-        chosen[((size_t)g * images + first) * (OC * MADE_H * MADE_W) + place + p / 2] = off ? 4 : which;
+        const Largest most = largest_of(shift, [&](int i) { return sums[i / 2][p + i % 2][o]; });
+        y[place + p / 2] = most.value;
+        chosen[((size_t)g * images + first) * (OC * MADE_H * MADE_W) + place + p / 2] = most.which;
       }
 #endif
     }
@@ -148,10 +138,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
   x += (size_t)g * images * (C * H * W);
   gradient += (size_t)g * images * (OC * OH * OW);
   float sums[KW][OCT];
-#pragma unroll
-  for (int kw = 0; kw < KW; kw++)
-#pragma unroll
-    for (int o = 0; o < OCT; o++) sums[kw][o] = 0.f;
+  clear(sums);
 #if PAD > 0
   for (int i = threadIdx.x; i < C * PH * across; i += THREADS) held[i] = 0.f;
 #endif

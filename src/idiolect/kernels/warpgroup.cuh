@@ -1,6 +1,11 @@
 // Products of matrices in shared memory by the matrix units of Hopper, four warps at a time: wgmma. Both factors lie in
-// rows of 128 bytes; in every eight of them, from a multiple of 1,024 on, pieces of 16 bytes change places: piece p of
-// row r is at p ^ r % 8. That depends on the address alone, so a matrix may begin at any row.
+// rows of 128 bytes; in every eight of them, from a multiple of 1,024 on, pieces of 16 bytes are swizzled: piece p of row
+// r is at p ^ r % 8. That depends on the address alone, so a matrix may begin at any row.
+
+#define E (16 / (int)sizeof(Number))      // numbers of 16 bytes
+#define BK (8 * E)                        // channels at a time: 128 bytes
+#define LINES (THREADS / 8)               // rows of 128 bytes that are copied at a time
+#define AHEAD (STAGES - 2)                // products of two steps may be under way
 
 typedef unsigned long long Matrix;
 

@@ -25,7 +25,7 @@
 #if !WEIGHT_GRADIENT
 
 // y[g, image, o] = sum over c and taps of w[g, c, tap, o] * x[g, image, c]; where TRANSPOSED, taps are
-// turned round. Where POOL, `chosen` says which of the four pixels of a window was largest, and 4
+// flipped. Where POOL, `chosen` says which of the four pixels of a window was largest, and 4
 // where none was above 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
 convolve(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
@@ -73,12 +73,7 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
   const int row = band % BANDS * TALL;                        // in the image that is made
   const int near = image * SPAN + row - top;                  // in the rows that are held
   float sums[TALL][PX][OCT];
-#pragma unroll
-  for (int r = 0; r < TALL; r++)
-#pragma unroll
-    for (int p = 0; p < PX; p++)
-#pragma unroll
-      for (int o = 0; o < OCT; o++) sums[r][p][o] = 0.f;
+  clear(sums);
 
   load(0);
   for (int chunk = 0; chunk < C / CHUNK; chunk++) {
@@ -152,17 +147,10 @@ convolve(const float* __restrict__ x, const float* __restrict__ w, const float* 
 #pragma unroll
     for (int p = 0; p < PX; p += 2) {
       if (col + p >= MADE_W * 2) continue;
-      float most = sums[0][p][o] + shift;
-      int which = 0;
-#pragma unroll
-      for (int i = 1; i < 4; i++) {
-        const float other = sums[i / 2][p + i % 2][o] + shift;
-        if (other > most || isnan(other)) { most = other; which = i; }
-      }
-      const bool off = most <= 0.f;             // false for NaN, which must be seen
+      const Largest most = largest_of(shift, [&](int i) { return sums[i / 2][p + i % 2][o]; });
       const size_t place = plane + row / 2 * MADE_W + (col + p) / 2;
-      y[place] = off ? 0.f : most;
-      chosen[place] = off ? 4 : which;
+      y[place] = most.value;
+      chosen[place] = most.which;
     }
 #endif
   }
@@ -216,12 +204,7 @@ weight_gradient(const float* __restrict__ gradient, const float* __restrict__ x,
     close_stage();
   };
   float sums[KH][KW][OCT];
-#pragma unroll
-  for (int kh = 0; kh < KH; kh++)
-#pragma unroll
-    for (int kw = 0; kw < KW; kw++)
-#pragma unroll
-      for (int o = 0; o < OCT; o++) sums[kh][kw][o] = 0.f;
+  clear(sums);
 
   if (first < last) load(first);
   for (int number = first; number < last; number++) {

@@ -68,7 +68,7 @@ _NEWCOMERS_JOIN = 120.0  # seconds that newcomers have to connect
 
 
 class SiteCells(Transport):
-    """The engine's messages to the lasting processes of the nodes, as a `Transport`."""
+    """The engine's messages to the long-running processes of the nodes, as a `Transport`."""
 
     def __init__(self, cell: Any, sites: Sequence[str], abort: Signal) -> None:
         self.sites, self.looks = tuple(sites), True
@@ -250,7 +250,7 @@ class ServerSide(Controller):  # type: ignore[misc]
         job, root = Path(workspace.get_run_dir(number)), Path(workspace.get_root_dir())
         cells = SiteCells(engine.get_cell(), self._sites, abort_signal)
         try:
-            # What the server's lasting process wrote when it deployed the job: its own record of
+            # What the server's long-running process wrote when it deployed the job: its record of
             # who submitted it, with the name in the certificate of whoever was logged in.
             submitter = submitter_of(Path(workspace.get_job_meta_path(number)))
             own = Identity.from_kit(root)

@@ -1,6 +1,6 @@
 """What a job of ours looks like: two configurations, and not a file more; names on the wire.
 
-Light to import: FLARE's lasting processes compare every job that arrives with it.
+Light to import: FLARE's long-running processes compare every job that arrives with it.
 """
 
 import base64
@@ -14,7 +14,7 @@ SERVER = "config/config_fed_server.json"
 CLIENT = "config/config_fed_client.json"
 APP = "app"
 HOME = "idiolect"  # where a kit keeps what idiolect writes; in it:
-STATUS = "status.json"  # how the engine's lasting process is
+STATUS = "status.json"  # how the engine's long-running process is
 DOING = "doing"  # runs that are being done, each with
 PROGRESS = "progress.json"  # how far it is
 META = "meta.json"
@@ -30,7 +30,7 @@ SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 LARGEST = 16 << 20  # bytes of a file; an experiment may carry a list of words
 _HERE = "idiolect.deploy.flare.flare_job"
 
-# How server and nodes talk to each other's lasting processes.
+# How server and nodes talk to each other's long-running processes.
 FRESH = 25.0  # seconds; nodes are heard of every ten
 CHANNEL, TOPIC, HELLO = "idiolect", "ask", "hello"
 VERSION_SAID, TIME_SAID = "idiolect_version", "idiolect_time"  # headers of the server's hello

@@ -176,7 +176,7 @@ RESULT = "result"  # in a job's folder: the run's
 GUARD = "idiolect.deploy.flare.job_guard.JobGuard"  # asked by FLARE before a job is started
 NODE_GUARD = "idiolect.deploy.flare.job_guard.NodeGuard"  # the same on nodes, where none is
 _MOST_RUNS = 4  # at a time; others wait
-_OWN = {  # what we add to the engine's lasting process, by role
+_OWN = {  # what we add to the engine's long-running process, by role
     "server": ("idiolect_keeper", "idiolect.deploy.flare.run_queue.RunKeeper"),
     "node": ("idiolect_node", "idiolect.deploy.flare.node_side.NodeSide"),
 }

@@ -1,4 +1,4 @@
-"""A node's end, within the lasting process of the engine: it is there as long as the node is.
+"""A node's end, within the long-running process of the engine: it is there as long as the node is.
 
 The server asks; the node works on the message in a process of its own and keeps the answer until it
 is fetched. The server waits by asking again every few seconds, so each side knows of the other that

@@ -1,4 +1,4 @@
-"""The server's lasting process: a run is its job until it is over, whoever watches or dies.
+"""The server's long-running process: a run is its job until it is over, whoever watches or dies.
 
 A job is a process of the server alone; nodes are asked where they are. What a dead server, or a
 dead process of a job, left unfinished is put into the queue again.

@@ -118,7 +118,7 @@ class Console:
 
 
 def command(kit: WatchedKit) -> list[str]:
-    """Return the command that is a server's or a node's lasting process."""
+    """Return the command that is a server's or a node's long-running process."""
     own = ["secure_train=true", f"org={kit.org}", "config_folder=config"]
     if kit.role == "server":
         config = "fed_server.json"
@@ -266,7 +266,7 @@ def _new_lines(path: Path, places: "dict[Path, int]") -> list[str]:
 
 
 def node_words(line: str) -> str:
-    """Return what of a line in a training process's log is for the operator's eyes, if anything.
+    """Return what of a line in a training process's log the operator should see, if anything.
 
     Runs that begin and end, remarks about the site's data, and refusals with their cause; not those
     that a restart mends.
