@@ -1,5 +1,7 @@
 """FedAvg by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -151,6 +153,9 @@ def test_prediction_is_the_networks() -> None:
         ("epochs", 1.5, "a whole number"),
         ("epochs", True, "a whole number"),
         ("lr", "0.1", "a number"),
+        ("lr", math.inf, "a finite number"),
+        ("lr", math.nan, "above 0"),
+        ("epochs", 10**400, "a finite number"),
         ("lr", True, "a number"),
         ("uniform", "yes", "true or false"),
         ("schedule", 3, "a word"),

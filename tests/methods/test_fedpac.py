@@ -9,7 +9,7 @@ import torch
 from idiolect.core.method import Sent
 from idiolect.methods import FedPAC
 from idiolect.methods.fedpac import Collaboration, Common, PACReport
-from methods.tiny import Split, client, close, refuses, setup
+from methods.tiny import Factor, Split, client, close, refuses, setup
 
 LN3 = math.log(3)
 
@@ -55,6 +55,34 @@ def test_statistics_of_two_classes() -> None:
     assert report.means.flatten().tolist() == close([4 / 3, 2 / 3])
     assert report.classes.tolist() == close([2 / 3, 1 / 3])
     assert float(report.spread) == close(22 / 27)
+
+
+class Pair(torch.nn.Module):
+    """Features (a x, x), logits [0, b a x]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Factor(1.0), Factor(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(-1, 1)
+        return torch.cat([self.a(x), x], -1)
+
+    def head(self, features: torch.Tensor) -> torch.Tensor:
+        z = self.b(features[..., :1])
+        return torch.cat([torch.zeros_like(z), z], -1)
+
+
+def test_the_distance_to_a_centroid_is_a_mean_over_features() -> None:
+    """Features (2a, 2) against (1, 0): of ((2a − 1)² + 4) / 2 the slope at a = 1 is 2."""
+    common = Common({"a.w": tensor(1.0)}, tensor([[0.0, 0.0], [1.0, 0.0]]), tensor([0.0, 1.0]))
+    method = FedPAC(lr=0.1, head_lr=1e-300, pull=1.0)
+    start = Sent(common, {"b.w": tensor(0.0)})  # a head of zero passes no other slope on
+    report, _ = method.client_step(start, (), client(main=Pair()))
+    assert float(report.body["a.w"]) == close(0.8)
 
 
 def test_a_mixture_of_two_by_hand() -> None:

@@ -152,6 +152,17 @@ def test_a_block_computes_what_the_narrow_network_does(width, float64):
     assert torch.allclose(whole(inside, x, False), narrow(block, x, False))
 
 
+def test_as_many_columns_as_an_earlier_layer_has_units_come_from_that_one():
+    """At width 0.3 a layer after 8 units has ⌈2.4⌉ = 3 columns, though a layer of 2 lies between.
+
+    Taken for two channels of four places each it would have ⌈0.6⌉ of them, four columns.
+    """
+    params = {"a.weight": torch.zeros(8, 5), "b.weight": torch.zeros(2, 8)}
+    params |= {"c.weight": torch.zeros(3, 8), "d.weight": torch.zeros(4, 3)}
+    held = HeteroFL().held(params, torch.tensor(0.3))
+    assert held["c.weight"].sum(1).tolist() == [3.0, 0.0, 0.0]
+
+
 def test_normalisation_of_the_input_is_whole():
     layers = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
     held = HeteroFL().held(Network(layers).params, torch.tensor(0.5))

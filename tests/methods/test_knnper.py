@@ -9,7 +9,7 @@ import torch
 from idiolect.core.client import Batch
 from idiolect.core.method import Sent
 from idiolect.core.tree import Params
-from idiolect.methods import FedAvg, KNNPer
+from idiolect.methods import FedAvg, FlexLoRA, KNNPer
 from idiolect.methods.knnper import Memory
 from methods.tiny import Examples, Split, alike, client, close, refuses
 
@@ -108,3 +108,6 @@ def test_settings_out_of_range_are_refused() -> None:
     refuses(KNNPer, "neighbours", 0, "at least 1")
     refuses(KNNPer, "shares", (0.0, 1.5), "at most 1")
     refuses(KNNPer, "shares", 0.5, "a tuple of values")
+    refuses(KNNPer, "shares", (0.5, "1"), "a number in each place")
+    refuses(KNNPer, "shares", (0.5, True), "a number in each place")
+    refuses(FlexLoRA, "ranks", (2, 1.5), "a whole number in each place")

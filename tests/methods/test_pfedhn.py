@@ -148,6 +148,10 @@ def test_momentum_decay_and_clipping():
     assert float(drift.abs()) <= 1e-3 * 1.001  # what is left is a clipped gradient
     assert float(drift.abs()) > 0
     assert torch.equal(again.embeddings[2], state.embeddings[2])
+    own = product(reports.change)[1]  # each embedding's gradient is clipped by itself
+    own = own * (1e-3 / own.norm(dim=1, keepdim=True)).clamp(max=1)
+    speed = new.embedding_velocity[:2] - 0.2 * state.embeddings[:2]
+    assert torch.allclose(speed, own, atol=1e-12) and float(own[0].norm()) == pytest.approx(1e-3)
 
 
 def test_first_models_are_near_the_networks_own_start_and_differ():

@@ -92,4 +92,4 @@ def test_it_settles_where_the_weights_say(kind, uniform: bool, float64) -> None:
         lost = lost + share * torch.nn.functional.cross_entropy(logits, y)
     lost = lost + 0.1 / 2 * sum(leaf.square().sum() for leaf in found.values())
     slopes = torch.autograd.grad(lost, list(found.values()))
-    assert max(float(leaf.abs().max()) for leaf in slopes) < 1e-4
+    assert max(float(leaf.abs().max()) for leaf in slopes) < 5e-3

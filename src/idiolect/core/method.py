@@ -6,9 +6,10 @@ nothing else; personal state never reaches `server_step`.
 """
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -303,14 +304,17 @@ def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> Non
     """Refuse a value outside what the setting declares, in one line that names the rule."""
     rule = spec.metadata
     kind, words = _KINDS.get(type(spec.default), (object, ""))
-    # True and False are numbers to Python.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind in (Real, Integral)):
+    if not _is(value, kind):
         raise ConfigError(f"{owner}: {spec.name} is {value!r}, expected {words}")
     values = value if isinstance(value, tuple) else (value,)
     if not values and spec.default != ():
         raise ConfigError(f"{owner}: {spec.name} is empty, expected at least one value")
+    if isinstance(spec.default, tuple):
+        kind, words = _KINDS.get(_entry(spec.type, spec.default), (object, ""))
     for one in values:
-        if rule.get("choices") and one not in rule["choices"]:
+        if not _is(one, kind):
+            expected = f"{words} in each place"
+        elif rule.get("choices") and one not in rule["choices"]:
             expected = "one of " + ", ".join(map(repr, rule["choices"]))
         elif rule.get("above") is not None and not one > rule["above"]:
             expected = f"above {rule['above']}"
@@ -320,9 +324,21 @@ def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> Non
             expected = f"at most {rule['most']}"
         elif rule.get("below") is not None and not one < rule["below"]:
             expected = f"below {rule['below']}"
+        elif _is(one, Real) and not abs(one) <= sys.float_info.max:
+            expected = "a finite number"
         else:
             continue
         raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Say whether a value is of a kind; True and False are numbers to Python, but not to us."""
+    return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
+
+
+def _entry(annotation: Any, default: tuple[Any, ...]) -> Any:
+    """Return of what type the values in a tuple are: as annotated, or as in the default."""
+    return next(iter(get_args(annotation) or map(type, default)), object)
 
 
 def refuse_task(method: Method, task: Task) -> None:
