@@ -137,6 +137,10 @@ def scheduled(make):
     [
         (optim.exponential(0.7), lambda rule: torch.optim.lr_scheduler.ExponentialLR(rule, 0.7)),
         (optim.step_decay(3, 0.5), lambda rule: torch.optim.lr_scheduler.StepLR(rule, 3, 0.5)),
+        (
+            optim.steps_at((2, 5), 0.5),
+            lambda rule: torch.optim.lr_scheduler.MultiStepLR(rule, [2, 5], 0.5),
+        ),
         (optim.cosine(15), lambda rule: torch.optim.lr_scheduler.CosineAnnealingLR(rule, 15)),
         (optim.cosine(7), lambda rule: torch.optim.lr_scheduler.CosineAnnealingLR(rule, 7)),
     ],

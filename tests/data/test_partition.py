@@ -27,6 +27,7 @@ OPTIONS = {
         "clients": st.integers(1, 30),
         "classes_per_client": st.integers(1, 6),
         "scheme": st.sampled_from(["pairs", "cyclic", "random"]),
+        "even": st.sampled_from([0.0, 0.2, 0.7]),
         "sizes": st.sampled_from(["equal", "lognormal"]),
     },
     "persfl-ds1": {
@@ -200,6 +201,15 @@ def test_classes_follow_the_scheme(scheme, second):
     assert np.flatnonzero(held[1]).tolist() == second
 
 
+def test_a_share_of_each_class_goes_to_everyone():
+    """As FedPAC has it: of 500 rows of a class 10 for each of ten clients, 200 more for its two."""
+    labels = pool([500] * 10)
+    both = {"scheme": "pairs", "classes_per_client": 2, "clients": 10, "even": 0.2}
+    held = counts(divided("classes", labels, 0, **both), labels)
+    assert (held.sum(0) == 500).all() and (held.sum(1) == 500).all()
+    assert held[0].tolist() == held[5].tolist() == [210, 210, *[10] * 8]
+
+
 def test_random_classes_are_used_alike():
     labels = pool([100] * 10)
     held = counts(divided("classes", labels, 0, scheme="random", clients=20), labels)
@@ -292,6 +302,7 @@ def test_a_class_nobody_has_is_passed_over():
         ("dirichlet", {"alpha": -1.0}, "alpha is -1.0"),
         ("dirichlet", {"clients": 50, "min_size": 20}, "need 1000 rows and there are 600"),
         ("classes", {"scheme": "odd"}, "scheme 'odd'"),
+        ("classes", {"even": 1.0}, "even is 1.0; expected 0 or more and less than 1"),
         ("classes", {"sizes": "odd"}, "sizes 'odd'"),
         ("classes", {"classes_per_client": 11}, "classes_per_client is 11"),
         ("persfl-ds2", {"variant": "odd"}, "variant 'odd'"),

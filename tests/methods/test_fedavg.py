@@ -7,6 +7,7 @@ import torch
 
 from idiolect.core import capabilities, tree
 from idiolect.core.method import Report, Sent, mean_report
+from idiolect.errors import ConfigError
 from idiolect.methods import METHODS, FedAvg
 from methods.tiny import (
     HIGH,
@@ -92,6 +93,15 @@ def test_schedules_scale_the_rate(schedule: str, factor: float) -> None:
     method = FedAvg(lr=1.0, schedule=schedule, decay=0.5, decay_rounds=rounds)
     report, _ = method.client_step(Sent(line((0, 0))), (), client(round=2))
     assert pair(report.params) == close((factor, factor / 2), 1e-7)
+
+
+def test_the_rate_falls_after_the_rounds_that_are_named() -> None:
+    """Past rounds 1 and 2, and not yet round 5: 0.5² times lr."""
+    method = FedAvg(lr=1.0, schedule="step", decay=0.5, decay_at=(1, 2, 5))
+    report, _ = method.client_step(Sent(line((0, 0))), (), client(round=2))
+    assert pair(report.params) == close((0.25, 0.125), 1e-7)
+    with pytest.raises(ConfigError, match=r"decay_at is \(3,\) and schedule is 'constant'; set"):
+        FedAvg(decay_at=(3,))
 
 
 def test_adam_moves_by_its_rate_first() -> None:

@@ -143,6 +143,9 @@ class Method(Capability):
     decay_rounds: int = setting(
         100, "rounds to a step of the step schedule, or to the cosine's end", least=1
     )
+    decay_at: tuple[int, ...] = setting(
+        (), "rounds after which the step schedule steps, instead of every decay_rounds", least=1
+    )
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Keep the short `repr` below: a dataclass would write out every setting."""
@@ -169,6 +172,11 @@ class Method(Capability):
                     f"{type(self).__name__}: {spec.name} is {value!r}, but its steps are plain "
                     "gradient steps that do not use it; leave it out"
                 )
+        if self.decay_at and self.schedule != "step":
+            raise ConfigError(
+                f"{type(self).__name__}: decay_at is {self.decay_at} and schedule is "
+                f"{self.schedule!r}; set schedule = 'step', or leave decay_at out"
+            )
 
     # The contract: what every method is made of.
 
@@ -286,7 +294,11 @@ CORE = (
 
 _SCHEDULES = {
     "exponential": lambda m: optim.exponential(m.decay),
-    "step": lambda m: optim.step_decay(m.decay_rounds, m.decay),
+    "step": lambda m: (
+        optim.steps_at(m.decay_at, m.decay)
+        if m.decay_at
+        else optim.step_decay(m.decay_rounds, m.decay)
+    ),
     "cosine": lambda m: optim.cosine(m.decay_rounds),
 }
 
@@ -350,7 +362,10 @@ def refuse_task(method: Method, task: Task) -> None:
         )
 
 
-PLAIN_STEPS = ("optimiser", "momentum", "nesterov", "clip", "schedule", "decay", "decay_rounds")
+PLAIN_STEPS = (
+    *("optimiser", "momentum", "nesterov", "clip"),
+    *("schedule", "decay", "decay_rounds", "decay_at"),
+)
 """Settings that a method with its own inner steps has no use for."""
 
 

@@ -128,6 +128,16 @@ def step_decay(every: int, gamma: float) -> Schedule:
     return lambda t: torch.exp(torch.floor(t / every) * math.log(gamma))
 
 
+def steps_at(rounds: tuple[int, ...], gamma: float) -> Schedule:
+    """Multiply by gamma after each of so many rounds, as `MultiStepLR`."""
+
+    def factor(t: Tensor) -> Tensor:
+        passed = sum(((t >= one).to(t.dtype) for one in rounds), torch.zeros_like(t))
+        return torch.exp(passed * math.log(gamma))
+
+    return factor
+
+
 def cosine(total: int) -> Schedule:
     """Fall to zero along half a cosine over `total` rounds, as `CosineAnnealingLR`."""
     return lambda t: 0.5 * (1 + torch.cos(math.pi * t / total))

@@ -122,19 +122,27 @@ def classes(
     sizes: str = "equal",
     sigma: float = 2.0,
     least: int = 1,
+    even: float = 0.0,
 ) -> list[Rows]:
     """A few classes for each client: scheme pairs, cyclic or random; sizes equal or lognormal.
 
     Each class is divided completely among its holders, who get at least `least` rows of it; a class
-    that no client holds stays unused.
+    that no client holds stays unused. Of each class the share `even` goes to all clients alike
+    instead.
     """
     check_positive(clients=clients, classes_per_client=classes_per_client, least=least)
+    if not 0 <= even < 1:
+        raise DataError(f"even is {even}; expected 0 or more and less than 1")
     available = candidates.class_sizes()
+    alike = np.floor(available * even).astype(np.int64)
+    everyone = np.stack([apportion(int(n), np.ones(clients)) for n in alike], axis=1)
     # A class nobody has is passed over: the scheme counts the classes that have rows.
     present = np.flatnonzero(available)
     held = np.zeros((clients, len(available)), np.int64)
     held[:, present] = _holders(candidates, len(present), clients, classes_per_client, scheme)
-    return candidates.assign(divide(candidates, held, sizes, sigma, least))
+    return candidates.assign(
+        everyone + divide(candidates, held, sizes, sigma, least, without=everyone.sum(axis=0))
+    )
 
 
 def _holders(candidates: Candidates, width: int, clients: int, each: int, scheme: str) -> Rows:
@@ -166,11 +174,19 @@ def _balanced_choice(rng: np.random.Generator, width: int, clients: int, each: i
 
 
 def divide(
-    candidates: Candidates, held: Rows, sizes: str = "equal", sigma: float = 1.0, least: int = 1
+    candidates: Candidates,
+    held: Rows,
+    sizes: str = "equal",
+    sigma: float = 1.0,
+    least: int = 1,
+    without: Rows | int = 0,
 ) -> Rows:
-    """Count rows per client and class [client, class], each class in full among its holders."""
+    """Count rows per client and class [client, class], each class in full among its holders.
+
+    So many rows of each class are kept back: `without`.
+    """
     check_value("sizes", sizes, ("equal", "lognormal"))
-    available, crowd = candidates.class_sizes(), held.sum(axis=0)
+    available, crowd = candidates.class_sizes() - without, held.sum(axis=0)
     check_least(available, crowd, least)
     rng = candidates.draws(2)
     counts = held * least
