@@ -228,6 +228,18 @@ def test_fedrot_lora_brings_a_turned_adapter_back() -> None:
         assert torch.equal(aligned(FedRotLoRA(strength=0.0), own, common, 0)[A], own[A])
 
 
+def test_fedrot_lora_goes_a_part_of_the_way() -> None:
+    """A quarter turn comes back along ¾ I + ¼ R, which is (3, 1; −1, 3) / 4: next to it, over √10.
+
+    So by arctan(1/3), of the ninety degrees.
+    """
+    common = wide([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]], [[1.0, 0.5], [0.0, 2.0]])
+    own = turned(common, torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double())
+    back = aligned(FedRotLoRA(strength=0.25), own, common, 0)
+    due = turned(own, torch.tensor([[3.0, 1.0], [-1.0, 3.0]]).double() / 10**0.5)
+    assert all(torch.allclose(back[name], due[name]) for name in (A, B))
+
+
 def aligned(method: FedRotLoRA, own: Params, common: Params, round: int) -> Params:
     """Let a client whose training ends at `own` align with what it was sent."""
     local = client(main=Low(), round=round)
