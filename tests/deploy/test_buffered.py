@@ -24,6 +24,14 @@ def test_a_late_report_counts_as_a_change_of_the_model_it_was_made_from():
     assert rebased(report, 0, then, now) is report
 
 
+def test_a_late_variance_is_no_change_of_the_one_it_was_made_from():
+    """It began at 1 and is 0.2 for everyone now: 0.2 + (0.4 - 1) / 2 would be below zero."""
+    report = Report({"norm.running_var": torch.tensor([0.4])}, torch.tensor(5.0))
+    then, now = ({"norm.running_var": torch.tensor([value])} for value in (1.0, 0.2))
+    found = rebased(report, 3, then, now).params["norm.running_var"]
+    assert found.tolist() == pytest.approx([0.3])
+
+
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
 def test_a_buffer_of_all_sites_gives_the_rounds_of_all_sites(method, tmp_path):
     wanted = fed.experiment(method, sets=(*SETS, "deploy.buffer=4"))

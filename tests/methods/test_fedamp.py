@@ -7,7 +7,7 @@ import torch
 
 from idiolect.core.method import Report, Sent
 from idiolect.methods import FedAMP, HeurFedAMP, LocalOnly
-from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope
+from methods.tiny import HIGH, Line, client, close, line, pair, plus, refuses, setup, slope
 
 MODELS = {"w": torch.tensor([0.0, 1.0, 5.0]).double(), "b": torch.tensor([0.0, 0.0, 2.0]).double()}
 
@@ -99,6 +99,12 @@ def test_a_newcomer_gets_the_mean_of_those_who_were_heard():
     """Clients 0 and 2, at (0, 0) and (5, 2); client 1 has told nothing yet."""
     sent = FedAMP().welcome(told(FedAMP(), (0, 2)), torch.arange(2))
     assert sent.own["w"].tolist() == close([2.5, 2.5]) and sent.own["b"].tolist() == close([1, 1])
+
+
+def test_a_newcomer_steps_from_what_it_was_sent():
+    """At HIGH p = 9/10 and nothing pulls: a step at lr 0.1 goes by 0.1 · 0.1 · (2, 1)."""
+    own = FedAMP(lr=0.1).adapt(Sent(own=line(HIGH)), line((9, 9)), client())
+    assert pair(own) == close((HIGH[0] + 0.02, HIGH[1] + 0.01))
 
 
 def test_nobody_owes_itself():

@@ -67,6 +67,22 @@ def test_normalisation_is_personal_and_persists() -> None:
     assert method.models(sent, deployed) == {"personal": deployed}
 
 
+def test_a_newcomer_fits_its_normalisation_alone() -> None:
+    """As above, three times: z is 2 · (scale₁ + scale₂ + shift₂ − shift₁), and out stays at 2."""
+    scale, shift = 1.0, 0.0  # shifts are −shift and shift
+    for _ in range(3):
+        e = sigmoid(4 * (scale + shift)) - 1
+        scale, shift = scale - 0.2 * e, shift - 0.2 * e
+    method, told = FedBN(lr=0.1, newcomer_epochs=3, epochs=7), setup(Normed())
+    sent = Sent({"out.w": torch.tensor(2.0).double()})
+    found = method.adapt(sent, method.init_personal(told), client(main=Normed()))
+    assert numbers(found) == {
+        "out.w": 2.0,
+        "norm.weight": close([scale, scale]),
+        "norm.bias": close([-shift, shift]),
+    }
+
+
 def test_group_and_layer_normalisation_count() -> None:
     model = nn.Sequential(nn.Linear(1, 4), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     kept = FedBN().init_personal(setup(model))

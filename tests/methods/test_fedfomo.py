@@ -77,6 +77,13 @@ def test_otherwise_a_client_goes_on_with_its_own(case):
     assert pair(method.deploy(sent, FomoState(line((0, 0)), line(own)), local)) == close(own)
 
 
+def test_a_newcomer_moves_and_then_trains():
+    """All of the weight is on HIGH, where p = 9/10: a step at lr 0.1 goes by 0.01 · (2, 1)."""
+    fresh = FomoState(line((0, 0)), line((0, 0)))
+    own = FedFomo(lr=0.1).adapt(offer(HIGH, (-1.0, 0.0)), fresh, client())
+    assert pair(own) == close((HIGH[0] + 0.02, HIGH[1] + 0.01))
+
+
 def test_little_that_is_saved_is_shared_out_whole():
     """Both models save a twentieth or less for each step of the way; the weights add up to one."""
     sent, local = offer((0.5, 0.0), (0.5, 0.0)), client(val=[(0.1, 1)])

@@ -147,6 +147,8 @@ def test_clients_are_sent_their_heads_and_newcomers_the_mean() -> None:
     state = method.init_server(start)._replace(heads={"b.w": tensor([1.0, 4.0])})
     assert method.send(state, torch.tensor([1])).own["b.w"].tolist() == [4.0]
     assert method.welcome(state, torch.tensor([5, 6])).own["b.w"].tolist() == [2.5, 2.5]
+    came = state._replace(weights=tensor([[0.0, 0.0], [0.0, 1.0]]))  # the first never did
+    assert method.welcome(came, torch.tensor([5])).own["b.w"].tolist() == [4.0]
     local = client(main=Split(1.0, 0.0))
     own = method.deploy(sent(3.0, 5.0), (), local)
     assert {n: float(v) for n, v in own.items()} == {"a.w": 3.0, "b.w": 5.0}

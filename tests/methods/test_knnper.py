@@ -64,7 +64,7 @@ def test_the_share_is_the_least_of_the_best_on_validation_data(
 ) -> None:
     """The model calls 1.5 a 1 with chance 3/4, its neighbour at 1 a 0: half and half says 0."""
     local = client(OWN, val=[(1.5, label)], main=Split(1.0, 0.0), stacked=stacked)
-    method = KNNPer(neighbours=1, shares=(0.0, 0.3, 0.5, 1.0), store=4)
+    method = KNNPer(neighbours=1, shares=(1.0, 0.5, 0.3, 0.0), store=4)
     deployed = method.deploy(Sent(params(1.0, LN3 / 1.5)), (), local)
     assert float(deployed.share) == share
     assert deployed.features.tolist() == [[1.0], [3.0], [8.0], [0.0]]

@@ -6,7 +6,7 @@ import torch
 from idiolect.core.method import Report, Sent
 from idiolect.methods import KTpFLWeights
 from idiolect.methods.ktpfl import Mixtures
-from methods.tiny import Line, client, close, line, pair, plus, setup, slope
+from methods.tiny import HIGH, Line, client, close, line, pair, plus, setup, slope
 
 
 def reports(seed=0, clients=3):
@@ -122,6 +122,8 @@ def test_a_newcomer_starts_from_the_mean_of_the_mixtures():
     state = Mixtures(torch.eye(2).double(), {"w": torch.tensor([1.0, 4.0]).double()}, heard)
     sent = KTpFLWeights().welcome(state, torch.arange(3))
     assert sent.own["w"].tolist() == close([2.5, 2.5, 2.5])
+    own = KTpFLWeights(lr=0.1).adapt(Sent(own=line(HIGH)), line((9, 9)), client())
+    assert pair(own) == close((HIGH[0] + 0.02, HIGH[1] + 0.01))  # p = 9/10 there
 
 
 def test_without_projection_a_cohort_stands_for_all():

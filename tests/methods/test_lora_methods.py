@@ -200,6 +200,21 @@ def test_pfedlora_trains_the_personal_adapter_then_the_shared_one(stacked: bool)
     assert numbers(models["global"]) == {A: [1.0, 0.0], B: [0.75, 0.0]}
 
 
+def test_a_newcomer_to_pfedlora_trains_its_adapter_beside_the_shared_one() -> None:
+    """As above, twice: in the second pass a₂ moves too, by 2 e' μ b₂; what is shared stays."""
+    method, model = (
+        PFedLoRA(lr=0.1, personal_rank=1, weight=0.25, newcomer_epochs=2),
+        Low(b=(1.0, 0.0)),
+    )
+    told, a2, b2 = setup(model), 3.0, 0.0
+    for _ in range(2):
+        e = sigmoid(2 * (0.75 + 0.25 * a2 * b2)) - 1
+        a2, b2 = a2 - 0.05 * e * b2, b2 - 0.05 * e * a2
+    sent, own = Sent(method.init_server(told)), method.init_personal(told)
+    found = method.adapt(sent, own, client(main=model))
+    assert numbers(found) == {A: close([1.0, a2]), B: close([0.75, 0.25 * b2])}
+
+
 def test_pfedlora_without_weight_on_the_personal_adapter_is_fedavg() -> None:
     """Of the shared ranks; the personal adapter stays as it was."""
     method, told = PFedLoRA(lr=0.1, personal_rank=1, weight=0.0), setup(Low(b=(1.0, 0.0)))
@@ -226,6 +241,18 @@ def test_fedrot_lora_brings_a_turned_adapter_back() -> None:
             back = aligned(FedRotLoRA(), own, common, round)
             assert all(torch.allclose(back[name], common[name]) for name in (A, B))
         assert torch.equal(aligned(FedRotLoRA(strength=0.0), own, common, 0)[A], own[A])
+
+
+def test_fedrot_lora_goes_a_part_of_the_way() -> None:
+    """A quarter turn comes back along ¾ I + ¼ R, which is (3, 1; −1, 3) / 4: next to it, over √10.
+
+    So by arctan(1/3), of the ninety degrees.
+    """
+    common = wide([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]], [[1.0, 0.5], [0.0, 2.0]])
+    own = turned(common, torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double())
+    back = aligned(FedRotLoRA(strength=0.25), own, common, 0)
+    due = turned(own, torch.tensor([[3.0, 1.0], [-1.0, 3.0]]).double() / 10**0.5)
+    assert all(torch.allclose(back[name], due[name]) for name in (A, B))
 
 
 def aligned(method: FedRotLoRA, own: Params, common: Params, round: int) -> Params:

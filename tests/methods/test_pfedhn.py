@@ -6,7 +6,7 @@ import torch
 from idiolect.core.method import Sent
 from idiolect.methods import PFedHN
 from idiolect.methods.pfedhn import Change, Hyper, Writer, written
-from methods.tiny import Line, client, close, line, pair, plus, refuses, setup, slope
+from methods.tiny import HIGH, Line, client, close, line, pair, plus, refuses, setup, slope
 
 
 def hyper(**settings):
@@ -180,6 +180,8 @@ def test_a_newcomer_is_written_the_model_of_the_mean_embedding():
     found = PFedHN().welcome(state, torch.arange(2)).own["w"].tolist()
     middle = written(state.network, state.embeddings.mean(0).reshape(1, -1))["w"].tolist()
     assert found == close(middle * 2)
+    own = PFedHN(lr=0.1).adapt(Sent({}, line(HIGH)), (), client())
+    assert pair(own) == close((HIGH[0] + 0.02, HIGH[1] + 0.01))  # p = 9/10 there
 
 
 def test_what_is_no_variable_is_averaged_by_size():

@@ -6,7 +6,9 @@ the model of version v, a report r of version u that comes at version v counts a
 
     w(v) + s (r - w(u)),    s = 1 / sqrt(1 + v - u)
 
-in the method's own average. With a buffer of all sites these are the rounds of FedAvg.
+in the method's own average. Running statistics of batch normalisation come as they are, w(v) + s
+(r - w(v)): changed by r - w(u) a variance that has fallen since would be negative. With a buffer of
+all sites these are the rounds of FedAvg.
 """
 
 import math
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from idiolect.core import tree
+from idiolect.core import batchnorm, tree
 from idiolect.core.capabilities import Averaging, Privacy, has
 from idiolect.core.method import Method, Report, Sent
 from idiolect.core.tree import Tree
@@ -85,8 +87,12 @@ def rebased(report: Report, stale: int, then: Tree, now: Tree) -> Report:
     if not stale:
         return report
     weight = 1 / math.sqrt(1 + stale)
-    moved = tree.map(lambda new, old, own: own + weight * (new - old), report.params, then, now)
-    return report._replace(params=moved)
+    old, own = tree.named(then), tree.named(now)
+    moved = {
+        name: own[name] + weight * (new - (own if batchnorm.is_statistic(name) else old)[name])
+        for name, new in tree.named(report.params).items()
+    }
+    return report._replace(params=tree.like(report.params, moved))
 
 
 def needed(deploy: Deployment, clients: int) -> int:

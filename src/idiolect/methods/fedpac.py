@@ -12,8 +12,8 @@ the combined head on the averaged body, before training.
 
 V_i is (mean ‖φ(x)‖² − ‖H_i‖²) / n_i, as in the released code. That code drops α below 0.001;
 PFLlib's copy (d832e76) does so without making the rest add up to one again, and averages centroids
-by client. A client that is absent keeps its head on the server. A newcomer gets the mean of all
-heads and trains it on the fixed body. Classification only.
+by client. A client that is absent keeps its head on the server. A newcomer gets the mean head of
+those that came so far and trains it on the fixed body. Classification only.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
@@ -100,8 +100,9 @@ class FedPAC(NewcomerMessage, NewcomerModel, StateTrace, Method):
         return Sent(common, tree.take(state.heads, cohort))
 
     def welcome(self, state: Collaboration, cohort: Tensor) -> Sent:
-        """Send newcomers the mean head."""
-        mean = tree.map(lambda leaf: leaf.mean(0), state.heads)
+        """Send newcomers the mean of the heads that were combined; at first of all."""
+        came = state.weights.sum(1)  # 1, or 0 for a client that never came
+        mean = tree.mean(state.heads, came + (came.sum() == 0))
         return Sent(
             Common(state.body, state.centroids, state.known), tree.repeat(mean, len(cohort))
         )

@@ -75,7 +75,7 @@ class KNNPer(Facts, Reason, FedAvg):
             return local.features(sent.shared, batch.x), batch.y, batch.weight
 
         features, labels, there = local.own_rows(remembered, self.store)
-        choices = local.numbers((*self.shares, self.share))
+        choices = local.numbers((*sorted(self.shares), self.share))
         memory = Memory(
             sent.shared, features.flatten(0, -2), labels.flatten(), there.flatten(), choices[0]
         )
