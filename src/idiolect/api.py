@@ -73,9 +73,10 @@ def federation(
     Own data is a path or a DataFrame; its `label`, `client` and the other options of `data.read`
     may be given here or in `options`. See also `Federation.from_frame` and `from_arrays`.
     """
+    named = isinstance(source, str | Path) and str(source) in SOURCES
     if isinstance(source, Dataset):
-        dataset = source
-    elif isinstance(source, str | Path) and str(source) in SOURCES:
+        dataset, named = source, True
+    elif named:
         dataset = load(str(source), data_dir, **(options or {}))
     else:
         known = inspect.signature(read).parameters.keys() - {"path"}
@@ -86,7 +87,7 @@ def federation(
     refuse_unclear(dataset, partition)
     own = "iid" if dataset.clients is None else "natural"
     return federate_by_clients(
-        dataset, partition or own, seed, split, normalise, **partition_options
+        dataset, partition or own, seed, split, normalise, not named, **partition_options
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from idiolect.core.survival import Cox, Discrete
 from idiolect.core.task import Classes, Labels, Number
 from idiolect.data import Dataset, Federation, federate, read
+from idiolect.data.preprocessing import Preprocessing
 from idiolect.data.targets import make_task, with_class_weights, with_task
 from idiolect.errors import ConfigError, DataError
 
@@ -162,3 +163,16 @@ def test_rows_of_numbers_are_not_divided_by_class(table):
 def test_a_dataset_refuses_labels_of_another_task(y, task, words):
     with pytest.raises(DataError, match=words):
         Dataset("t", np.zeros((2, 1), np.float32), y, ("one",), task=task)
+
+
+def test_a_comma_in_the_name_of_a_label_beside_bars(tmp_path):
+    path = tmp_path / "tags.csv"
+    path.write_text(
+        'site,x,tags\na,1,"left, late"\na,2,"left, late|mild"\nb,3,"left, late"\nb,4,\n'
+    )
+    data = read(path, client="site", label="tags")
+    assert data.classes == ("left, late", "mild")
+    assert data.y.tolist() == [[1, 0], [1, 1], [1, 0], [0, 0]]
+    path.write_text('site,x,tags\na,1,"left, late"\n')  # without a bar, but the labels are known
+    encoded = federate(data, "natural", split=(0.5, 0, 0.5)).dataset
+    assert Preprocessing.of(encoded).rows(path, {"label": "tags"}).y.tolist() == [[1, 0]]

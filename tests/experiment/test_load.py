@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 import idiolect
 import tiny
 from idiolect.errors import ConfigError, DataError, IdiolectError
-from idiolect.experiment.build import build_jobs
+from idiolect.experiment.build import build_federations, build_jobs
 from idiolect.experiment.load import dump_toml, load_experiment, parse_experiment
 from idiolect.experiment.run import experiment_toml
 
@@ -249,3 +250,16 @@ def test_a_table_that_is_read_as_it_is_has_no_options(source):
     assert parse_experiment(text).data.options == {}
     with pytest.raises(ConfigError, match="has no options"):
         parse_experiment(text.replace("[[", "options = { only = ['a'] }\n[[", 1))
+
+
+def test_own_data_is_divided_alike_from_a_file_and_from_python(tmp_path):
+    """Else rows that trained in the one would test in the other."""
+    rows = "".join(f"{'ab'[n % 2]},{n},{'xy'[n % 3 % 2]}\n" for n in range(40))
+    (tmp_path / "own.csv").write_text("site,x,label\n" + rows)
+    raw = {"name": "own", "data": {"source": str(tmp_path / "own.csv"), "options": {}}}
+    raw["data"]["options"] = {"client": "site"}
+    (tmp_path / "own.toml").write_text(dump_toml({**raw, "methods": [{"name": "fedavg"}]}))
+    (run,) = build_federations(load_experiment(tmp_path / "own.toml"))
+    for seed, alike in ((0, True), (1, False)):
+        own = idiolect.federation(tmp_path / "own.csv", client="site", seed=seed)
+        assert all(map(np.array_equal, run.test, own.test)) == alike

@@ -123,9 +123,14 @@ def federate_by_clients(
     seed: int = 0,
     split: Sequence[float] | str | None = None,
     normalise: str | None = None,
+    own: bool = True,
     **options: Any,
 ) -> Federation:
-    """Divide a dataset by its own clients; where it has none, a partition has to be named."""
+    """Divide a dataset by its own clients; where it has none, a partition has to be named.
+
+    Clients of somebody's `own` data are divided by their names, as an experiment file does it: the
+    rows that train there must not test here.
+    """
     if partition is None and dataset.clients is None:
         raise ConfigError(
             f"{dataset.name} does not say whose a row is; name the column with client=..., or "
@@ -133,7 +138,9 @@ def federate_by_clients(
         )
     if normalise is not None:
         dataset = normalised(dataset, normalise)
-    return federate(dataset, partition or "natural", seed, split, **options)
+    chosen = partition or "natural"
+    options.setdefault("by_name", own and chosen == "natural")
+    return federate(dataset, chosen, seed, split, **options)
 
 
 def column_of(dataset: Dataset) -> Rows:

@@ -457,7 +457,7 @@ class Preprocessing:
         if any(table[name].null_count for name in names):
             return None
         held = {name: np.array(table[name].to_pylist()) for name in names}
-        y, known = targets(held, self.task, where)
+        y, known = targets(held, self.task, where, self.classes)
         if self.task.kind != "labels":
             return y
         if unknown := [name for name in known if name not in self.classes]:

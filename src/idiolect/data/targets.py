@@ -86,9 +86,12 @@ def output_names(task: Task, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def targets(
-    columns: Mapping[str, AnyArray], task: Task, where: str
+    columns: Mapping[str, AnyArray], task: Task, where: str, known: Sequence[str] = ()
 ) -> tuple[AnyArray, Sequence[str]]:
-    """Turn label columns into y and the names of the outputs; classes are coded elsewhere."""
+    """Turn label columns into y and the names of the outputs; classes are coded elsewhere.
+
+    `known` are the labels that a model knows already.
+    """
     names = list(columns)
     if task.kind == "number":
         if len(names) != 1:
@@ -107,7 +110,7 @@ def targets(
         y = np.stack([_floats(time, names[0], where), _flags(event, names[1], where)], 1)
         return y, output_names(task, names)
     if len(names) == 1 and columns[names[0]].dtype.kind in "UOS":
-        return _shared_cells(columns[names[0]], names[0], where)
+        return _shared_cells(columns[names[0]], names[0], where, known)
     return np.stack([_flags(columns[name], name, where) for name in names], 1), names
 
 
@@ -150,11 +153,21 @@ def _flags(values: AnyArray, name: str, where: str) -> AnyArray:
     return found.astype(np.float32)
 
 
-def _shared_cells(values: AnyArray, name: str, where: str) -> tuple[AnyArray, Sequence[str]]:
+def _parted(cells: Sequence[str], mark: str) -> list[set[str]]:
+    return [{part.strip() for part in cell.split(mark)} - {""} for cell in cells]
+
+
+def _shared_cells(
+    values: AnyArray, name: str, where: str, known: Sequence[str]
+) -> tuple[AnyArray, Sequence[str]]:
     """Read labels that share a cell, such as "asthma|smoker"; an empty cell has none."""
     cells = ["" if one is None else str(one) for one in values]
-    mark = max(_BETWEEN, key=lambda one: sum(one in cell for cell in cells))
-    held = [{part.strip() for part in cell.split(mark)} - {""} for cell in cells]
+    counts = {one: sum(one in cell for cell in cells) for one in _BETWEEN}
+    # A bar is what cells are recognised by; beside it commas belong to names.
+    mark = "|" if counts["|"] else max(_BETWEEN, key=counts.__getitem__)
+    if known:
+        mark = min(_BETWEEN, key=lambda one: len(set().union(*_parted(cells, one)) - {*known}))
+    held = _parted(cells, mark)
     names = sorted(set().union(*held))
     if not names:
         raise DataError(f"{where}: column '{name}' holds no label in any row")
