@@ -66,6 +66,7 @@ def test_the_packaged_demo_is_the_one_among_the_experiments(what, name):
         (["round=3"], "unknown key round: 'round'; did you mean 'rounds'"),
         (["data.partition.client=3"], "data.partition.client: 'client'; did you mean 'clients'"),
         (["data.partition.name=persfl"], "unknown partition 'persfl'"),
+        (["data.partition.min_size=5"], "min_size stands beside partition, not in it; write data."),
         (["data.partition.clients=ten"], "data.partition.clients is 'ten'"),
         (["data.source=mnits"], "unknown source 'mnits'; did you mean 'mnist'"),
         (["data.split=[0.5, 0.5]"], "data.split"),

@@ -474,6 +474,16 @@ def test_a_table_of_ones_own_is_laid_beside_ours(tmp_path: Path) -> None:
             "needs mnits.toml, which is neither beside",
         ),
         ("experiments =", "runs =", "unknown key items[0].runs"),
+        (
+            'below = ["Ditto"]',
+            'below = ["Dito"]',
+            "claim 'FedRep is above Ditto': no method of mnist-dir",
+        ),
+        (
+            "title =",
+            'status = "closed"\ntitle =',
+            "status: unknown status 'closed'; did you mean 'close'",
+        ),
         ("test_curve = true", "", "needs test scores along the way, and mnist-dir has none"),
         ('name = "FedFoo"', "name = FedFoo", "fedfoo.toml:1:8: not valid TOML"),
     ],

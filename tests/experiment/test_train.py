@@ -20,6 +20,7 @@ from idiolect.experiment import train as training
 from idiolect.experiment.build import build_jobs
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import open_run_folder, run_jobs
+from idiolect.experiment.run_state import first_difference
 from idiolect.experiment.train import Interrupts, train
 from idiolect.results.run_files import load_model
 
@@ -123,6 +124,12 @@ def test_resume_is_refused_when_a_setting_changed(tmp_path):
     train(job, tmp_path)
     with pytest.raises(CheckpointError, match=r"settings.lr was 0.05 and is now 0.1"):
         train(other, tmp_path, resume=True)
+
+
+def test_a_setting_that_is_newer_than_the_run_is_no_change_while_it_is_empty():
+    before = {"settings": {"lr": 0.1}}
+    assert not first_difference(before, {"settings": {"lr": 0.1, "decay_at": ()}})
+    assert first_difference(before, {"settings": {"lr": 0.1, "decay_at": (3,)}})
 
 
 def test_divergence_is_told_with_a_remedy(tmp_path):

@@ -337,6 +337,12 @@ def _partition(partition: Named, where: str, key: str) -> Named:
         )
     # `min_size` is the federation's: data.min_size.
     form = signature_model(PARTITIONS[partition.name], ("candidates", "min_size"))
+    for name in partition.options:
+        if name not in form.model_fields and name in Data.model_fields:
+            raise ConfigError(
+                f"{where}: {key}.partition.{name}: {name} stands beside partition, not in it; "
+                f"write {key}.{name}"
+            )
     options = validate(form, partition.options, where, [key, "partition"])
     return Named(name=partition.name, **with_defaults(options))
 

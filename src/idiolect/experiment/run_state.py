@@ -299,8 +299,9 @@ def first_difference(kept: Any, wanted: Any, key: str = "") -> str:
             if inner:
                 return inner
         return ""
-    # JSON has no tuples: one comes back as a list.
-    if _listed(kept) == _listed(wanted):
+    # JSON has no tuples: one comes back as a list. A setting that is newer than the run and has
+    # no values is no change.
+    if _listed(kept) == _listed(wanted) or (kept is None and _listed(wanted) == []):
         return ""
     return f"{key} was {kept!r} and is now {wanted!r}"
 

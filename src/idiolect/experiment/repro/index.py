@@ -290,8 +290,8 @@ class Item:
 
     def status(self, measured: Measured) -> str:
         """Find the status by RULES."""
-        if self.given:
-            return self.given
+        if self.given or not (self.cells or self.claims):
+            return self.given or NOTHING
         known = [cell for cell in self.cells if cell.ours(measured) is not None]
         bounds = [cell.apart(measured) for cell in known]
         turned, noise = self._failed(measured)
@@ -412,26 +412,33 @@ def _paper(key: str) -> Paper:
 def own_paper(path: Path) -> Paper:
     """Read a paper's tables that are the user's own; the files that they name lie beside them.
 
-    What cells name is looked up in the experiments now, for a run may take hours.
+    What cells and claims name is looked up in the experiments now, for a run may take hours.
     """
     paper = _read(path.stem, read_toml(path, "a table"), str(path), path.parent)
     for item in paper.items:
         loaded = dict(load_item(item))
         for cell in item.cells:
             where = f"{path}: cell {cell.what!r}"
-            if cell.run not in loaded:
-                raise ConfigError(f"{where}: no experiment is called {suggest(cell.run, loaded)}")
-            labels = labels_of(loaded[cell.run])
-            if cell.label not in labels:
-                known = suggest(cell.label, labels)
-                raise ConfigError(f"{where}: no method of {cell.run} is called {known}")
+            _look_up(cell.run, cell.label, loaded, where)
             along = cell.model.endswith((BEST_TEST_ROUND, LAST_ROUNDS))
             if along and not loaded[cell.run].evaluate.test_curve:
                 raise ConfigError(
                     f"{where}: {cell.model!r} needs test scores along the way, and {cell.run} has "
                     "none; set evaluate.test_curve = true there"
                 )
+        for claim in item.claims:
+            for run in claim.runs:
+                for name in (claim.above, *claim.below):
+                    label = name.partition(":")[0]
+                    _look_up(run, label, loaded, f"{path}: claim {claim.says!r}")
     return paper
+
+
+def _look_up(run: str, label: str, loaded: Mapping[str, Experiment], where: str) -> None:
+    if run not in loaded:
+        raise ConfigError(f"{where}: no experiment is called {suggest(run, loaded)}")
+    if label not in (labels := labels_of(loaded[run])):
+        raise ConfigError(f"{where}: no method of {run} is called {suggest(label, labels)}")
 
 
 class _ItemTable(BaseModel):
@@ -469,6 +476,9 @@ def _read(key: str, raw: Any, where: str, beside: Path | None = None) -> Paper:
     paper = validate(_PaperTable, raw, where)
     items = []
     for place, one in enumerate(paper.items):
+        if one.status not in ("", *RULES):
+            known = suggest(one.status, RULES)
+            raise ConfigError(f"{where}: items[{place}].status: unknown status {known}")
         named = [{"file": own} if isinstance(own, str) else own for own in one.experiments]
         runnables = _made(Runnable, named, where, ("items", place, "experiments"))
         if beside:  # an absolute path stays what it is in any folder
