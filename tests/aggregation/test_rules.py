@@ -79,6 +79,14 @@ def test_the_trimmed_mean_by_hand():
     close(got, tree.map(lambda leaf: leaf + 22, tiny_zero()))
 
 
+def test_a_share_is_as_many_clients_whatever_rounding_makes_of_it(float64):
+    """0.29 · 100 is 28.999999999999996; cut are 29 at each end of the squares of 0 to 99."""
+    squares = torch.arange(100.0).square()
+    params = {"b": squares[:, None].repeat(1, 3), "w": squares.reshape(100, 1, 1).repeat(1, 2, 3)}
+    mean = sum(n * n for n in range(29, 71)) / 42
+    close(joined(TrimmedMean(trim=0.29), params), tree.map(lambda leaf: leaf + mean, tiny_zero()))
+
+
 def tiny_zero():
     return tree.map(lambda leaf: leaf.double(), REFERENCE)
 
@@ -117,6 +125,25 @@ def test_krum_by_hand():
         assert joined(rule, params)["b"][0].item() == expected
     with pytest.raises(ConfigError, match=r"needs a cohort of 7 or more, and this one has 5"):
         joined(Krum(attackers=2), params)
+    with pytest.raises(ConfigError, match=r"needs a cohort of 7 or more, and this one has 6"):
+        joined(Krum(attackers=2), {n: torch.cat([leaf, leaf[:1]]) for n, leaf in params.items()})
+
+
+def test_at_the_geometric_median_all_pulls_cancel():
+    """Everyone pulls by one, from however far: nobody a thousand medians away is moved in."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(7, 9, generator=draw).double() * 10.0 ** torch.arange(-3, 4).unsqueeze(1)
+    params = {"b": rows[:, :3], "w": rows[:, 3:].reshape(7, 2, 3)}
+    found = joined(GeometricMedian(iterations=3000), params)
+    away = rows - torch.cat([found["b"], found["w"].flatten()])
+    assert float((away / away.norm(dim=1, keepdim=True)).sum(0).norm()) < 1e-6
+
+
+def test_krum_adds_up_squares():
+    """On a line 0, 0, 3, 5, 7 with f = 1: 5 has 4 + 4 = 8 and 0 has 0 + 9, though 0 + 3 < 2 + 2."""
+    params = {"b": torch.zeros(5, 3).double(), "w": torch.zeros(5, 2, 3).double()}
+    params["b"][:, 0] = torch.tensor([0.0, 0, 3, 5, 7])
+    assert joined(Krum(attackers=1), params)["b"][0].item() == 5
 
 
 def test_the_norm_bound_by_hand():
