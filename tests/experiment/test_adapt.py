@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import idiolect
 from idiolect.cli import app
+from idiolect.cli.model_commands import _print_newcomers
 from idiolect.core import checkpoint
 from idiolect.core.method import Sent
 from idiolect.data import federate, read
@@ -243,6 +244,19 @@ def test_a_table_and_files_are_left_in_the_runs_folder(home, tmp_path, monkeypat
     content = json.loads((folder / "PersFL-seed-3.json").read_text())
     assert content["newcomers"] == adapt(home, "PersFL")["newcomers"]
     assert load_model(folder, "PersFL", 3, "user 9")
+
+
+def test_a_newcomer_without_validation_rows_has_no_figure_of_its_choice(capsys):
+    """Portfolio's weighed accuracy, say, which ended the table with a traceback."""
+    sizes = {"train": 2, "val": 0, "test": 1, "models": {"personal": {"accuracy": 0.5}}}
+    chosen = [
+        {"client": name, **sizes, "facts": {"score": score}}
+        for name, score in (("large", 0.75), ("small", None))
+    ]
+    content = {"newcomers": chosen, "notices": [], "label": "P", "run": "r", "seed": 0}
+    _print_newcomers(content, "there")
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[-1] for row in rows if "large" in row or "small" in row] == ["0.75", "-"]
 
 
 def test_data_without_clients_is_one_newcomer_and_without_test_rows_has_validation_figures(home):

@@ -194,7 +194,8 @@ def _print_newcomers(content: dict[str, Any], where: str) -> None:
             for own in one["models"].values()
             for name in (metric.name, f"val_{metric.name}")
         ]
-        chosen = [f"{one['facts'][name]:g}" for name in facts]
+        told = [one["facts"][name] for name in facts]  # None: without validation rows, say
+        chosen = ["-" if value is None else f"{value:g}" for value in told]
         sizes = [str(one[part]) for part in ("train", "val", "test")]
         rows.append([one["client"], *sizes, *scores, *chosen])
     screen = console()
