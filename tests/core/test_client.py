@@ -356,3 +356,36 @@ def test_fit_writes_over_nothing_but_its_own_steps():
     fitted, stepped = torch.vmap(client)(torch.arange(2), given)
     assert tree.equal(given, before)
     assert tree.norm(tree.sub(fitted, stepped)) < 1e-6 < 1e-2 < tree.norm(tree.sub(fitted, given))
+
+
+def test_fit_of_a_single_client_steps_as_its_gradients_say_and_changes_nothing_given():
+    """The last steps are padding: only those before them may be made in place."""
+    torch.manual_seed(0)
+    networks, planner = {"main": Network(Dense())}, world([7, 2], [0, 1, 0, 1, 1, 0, 1, 0, 1])
+    given = networks["main"].params
+    before = tree.map(torch.clone, given)
+    for slot in torch.arange(2):
+        local = Local(networks, planner, slot, torch.tensor(1.0), torch.tensor(0.0), False)
+        seen = []
+
+        def loss(at, batch, local=local):
+            return local.loss(at, batch) + tree.sqdist(at, given) + tree.norm(at)
+
+        def noted(at, batch, loss=loss, seen=seen):
+            seen.append({leaf.data_ptr() for leaf in at.values()})
+            return loss(at, batch)
+
+        def step(at, batch, local=local, loss=loss):
+            return tree.axpy(-0.1, local.gradient(loss, at, batch), at)
+
+        fitted = local.fit(noted, given, optim.sgd(0.1), batch=2, epochs=2)
+        local.restart()
+        assert tree.equal(fitted, local.scan(step, given, batch=2, epochs=2))
+        assert tree.equal(given, before) and not tree.equal(fitted, given)
+        assert not any(leaf.requires_grad for leaf in fitted.values())
+        assert seen[0] == seen[1]  # in place
+        # Whoever wants a gradient of what was fitted gets it, as far as steps pass it on.
+        start = tree.map(lambda leaf: leaf.clone().requires_grad_(), given)
+        local.restart()
+        again = local.fit(loss, start, optim.sgd(0.1), batch=2, epochs=2)
+        assert tree.equal(again, fitted) and all(leaf.requires_grad for leaf in again.values())

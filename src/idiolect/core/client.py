@@ -270,6 +270,14 @@ class Local:
         plain = torch.is_grad_enabled() and not self._gradients and not self.size.is_cuda
         return clients_of_stack() if plain and self._stacked else None
 
+    def _is_alone(self, params: Params) -> bool:
+        """Say whether a step of a single client may change parameters in their place, on a CPU."""
+        return (
+            not (self._stacked or self._gradients or self.size.is_cuda or tree.transformed())
+            and type(params) is dict
+            and all(type(leaf) is Tensor and not leaf.requires_grad for leaf in params.values())
+        )
+
     def _within_gradient(
         self, loss: Loss, params: Params, batch: Batch, moving: batchnorm.RunningStatistics | None
     ) -> Tensor:
@@ -384,13 +392,17 @@ class Local:
         def step(carry: Any, batch: Batch, spare: bool) -> Any:
             params, memory = carry
             clients = self._clients_beneath()
-            if optimiser.rate is None or clients is None or self._statistics:
+            alone = clients is None and self._is_alone(params)
+            if optimiser.rate is None or self._statistics or (clients is None and not alone):
                 return optimiser.step(params, self.gradient(loss, params, batch), memory)
 
             def objective(at: Params) -> Tensor:
                 return self._within_gradient(loss, at, batch, None)
 
-            return stacked_descent(objective, params, clients, optimiser.rate, spare), memory
+            if clients is not None:
+                return stacked_descent(objective, params, clients, optimiser.rate, spare), memory
+            self._refuse_held_out(self._averaged)
+            return _descent(objective, params, optimiser.rate, spare), memory
 
         fitted: Params
         fitted, _ = self._fold(step, (params, optimiser.init(params)), stream, **batching)
@@ -581,6 +593,26 @@ class Local:
             weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
             y = y.clamp(min=0)  # any class will do where nothing is counted
         return Batch(x, y, weight, row, training, place)
+
+
+def _descent(
+    objective: Callable[[Params], Tensor], params: Params, rate: float, spare: bool
+) -> Params:
+    """Return the parameters minus rate times the gradient; where they are `spare`, in their place.
+
+    Threads that each train a client wait for each other at every call from Python, so a step is
+    made of few.
+    """
+    leaves = [leaf if spare else leaf.clone() for leaf in params.values()]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    with torch.enable_grad():
+        value = objective(dict(zip(params, leaves, strict=True)))
+    found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    for leaf in leaves:
+        leaf.requires_grad_(False)
+    torch._foreach_add_(leaves, found, alpha=-rate)
+    return dict(zip(params, leaves, strict=True))
 
 
 def _examples(plan: Plan, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
