@@ -63,7 +63,7 @@ def test_pooling_and_its_gradient_are_torchs_bit_for_bit(
 
 
 # Both columns are channels where there are few and a gradient by the images is not wanted.
-@pytest.mark.parametrize(("outputs", "first"), [(2, True), (2, False), (12, True)])
+@pytest.mark.parametrize(("outputs", "first"), [(2, True), (2, False), (12, True), (12, False)])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("sides", [(6, 8), (7, 8), (8, 7), (9, 9)])
 def test_a_convolution_with_pooling_has_torchs_gradients(
@@ -146,7 +146,7 @@ def test_single_clients_of_a_user_s_network_are_trained_by_it(
     monkeypatch: pytest.MonkeyPatch, float64: None
 ) -> None:
     ran: list[str] = []
-    for name in ("_HostMaxPool", "_HostConvReLUPool"):
+    for name in ("_HostMaxPool", "_InnerConvReLUPool"):
         own = getattr(max_pool, name)
 
         def spread(ctx: Any, gradient: Tensor, own: Any = own.backward, name: str = name) -> Any:
@@ -176,4 +176,4 @@ def test_single_clients_of_a_user_s_network_are_trained_by_it(
     assert not ran
     for a, b in zip(expected, trained(Backend("vectorised", "cpu", width=1)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-    assert {*ran} == {"_HostMaxPool", "_HostConvReLUPool"}
+    assert {*ran} == {"_HostMaxPool", "_InnerConvReLUPool"}

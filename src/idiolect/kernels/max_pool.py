@@ -5,12 +5,17 @@ waits for it longer than a small convolution takes. Here all windows are compare
 two columns and then the two rows. Results and gradients are the same: of equal pixels the first one
 is taken.
 
+Of a convolution of few channels to many, with others before it, channels come last where torch can
+compare them side by side, and where oneDNN takes the gradient by the weights; they come first where
+it takes that by the images. Each is the faster way.
+
 A first convolution of few channels leaves most of a vector register empty. There the two columns
 become channels of one convolution with stride 2, by weights that are there twice, the second time a
 pixel further to the right.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +86,9 @@ def suits_conv(layer: nn.Conv2d, x: Tensor) -> bool:
 
 def conv_relu_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """Convolve, apply ReLU and max-pool by 2."""
-    pooled: Tensor = call(_HostConvReLUPool, x, layer.weight, layer.bias, layer.padding[0])
+    inner = x.requires_grad and 1 < layer.in_channels < _LANES < 2 * layer.out_channels
+    function = _InnerConvReLUPool if inner else _HostConvReLUPool
+    pooled: Tensor = call(function, x, layer.weight, layer.bias, layer.padding[0])
     return pooled
 
 
@@ -127,11 +134,7 @@ class _HostConvReLUPool(Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, w, bias, weight, pooled, across, down = ctx.saved_tensors
         if torch.is_grad_enabled():
-
-            def plain(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-                return F.max_pool2d(torch.conv2d(x, w, bias, [1, 1], ctx.padding), 2).relu()
-
-            return _differentiable(plain, gradient, ctx, x, w, bias)
+            return _differentiable(partial(_plain, ctx.padding), gradient, ctx, x, w, bias)
         gradient = _above(gradient, pooled)
         y = _empty(ctx.size, gradient)
         _spread(gradient, across, down, _channels(y) if ctx.joins else _columns(y))
@@ -144,6 +147,48 @@ class _HostConvReLUPool(Function):
             left, right = dw.chunk(2)
             dw = left[..., :-1] + right[..., 1:]
         return dx, dw, gradient.sum((0, 2, 3)) if by_bias else None, None
+
+
+class _InnerConvReLUPool(Function):
+    """The same for a layer of few channels to many, which are pooled where they come last."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor, padding: int) -> Tensor:
+        ctx.padding = [padding] * 2
+        # With channels last, the convolution would round equal pixels each in its own way.
+        y = _last(torch.conv2d(x, w, bias, [1, 1], ctx.padding))
+        largest, which = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
+        pooled: Tensor = largest.contiguous().clamp_min_(0)  # what follows may want a view of it
+        ctx.save_for_backward(x, w, bias, y, pooled, which)
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, w, bias, y, pooled, which = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(partial(_plain, ctx.padding), gradient, ctx, x, w, bias)
+        gradient = _above(gradient, pooled)
+        y = torch.ops.aten.max_pool2d_with_indices_backward(
+            gradient, y, [2, 2], [2, 2], [0, 0], [1, 1], False, which
+        )
+
+        def by(y: Tensor, x: Tensor, *wanted: bool) -> Any:
+            options = [1, 1], ctx.padding, [1, 1], False, [0, 0], 1, [*wanted, False]
+            return torch.ops.aten.convolution_backward(y, x, w, None, *options)
+
+        by_x, by_w, by_bias, _ = ctx.needs_input_grad
+        dx = by(y.contiguous(), x, True, False)[0] if by_x else None
+        dw = by(y, _last(x), False, True)[1] if by_w else None
+        return dx, dw, gradient.sum((0, 2, 3)) if by_bias else None, None
+
+
+def _last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _plain(padding: list[int], x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """Convolve, max-pool and apply ReLU by torch's operations."""
+    return F.max_pool2d(torch.conv2d(x, w, bias, [1, 1], padding), 2).relu()
 
 
 def _channels(y: Tensor) -> Columns:
