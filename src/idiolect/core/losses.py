@@ -46,11 +46,16 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 def single_cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Do the same for a single client, by the operations that cost the host least."""
-    label = labels.flatten().long()  # others have no loss in torch
-    each = functional.cross_entropy(logits.flatten(0, -2), label, reduction="none")
+    flat = labels.dim() == 1  # then there is nothing to flatten, which would still take a call
+    label = labels if flat else labels.flatten()
+    if label.dtype != torch.int64:  # others have no loss in torch
+        label = label.long()
+    rows = logits if flat else logits.flatten(0, -2)
+    each = functional.cross_entropy(rows, label, reduction="none")
     if each.dtype != weight.dtype:  # shares would have the digits of the fewer
         return torch.dot(each, weight.flatten().to(each.dtype)) / weight.sum().clamp(min=1e-12)
-    return torch.dot(each, _share(weight).flatten())
+    share = _share(weight)
+    return torch.dot(each, share if flat else share.flatten())
 
 
 def _share(weight: Tensor) -> Tensor:

@@ -157,8 +157,8 @@ class _InnerConvReLUPool(Function):
         ctx.padding = [padding] * 2
         # With channels last, the convolution would round equal pixels each in its own way.
         y = _last(torch.conv2d(x, w, bias, [1, 1], ctx.padding))
-        pooled, which = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
-        pooled = pooled.contiguous().clamp_min_(0)  # what follows may want a view of them
+        largest, which = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
+        pooled: Tensor = largest.contiguous().clamp_min_(0)  # what follows may want a view of it
         ctx.save_for_backward(x, w, bias, y, pooled, which)
         return pooled
 
