@@ -298,7 +298,7 @@ def test_the_file_for_another_table_runs(tmp_path: Path) -> None:
     from idiolect.experiment.load import parse_experiment
 
     page = (ROOT / "docs" / "reproduction" / "field.md").read_text()
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    text, _table = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     changes = ["data.source=embedded", "model.name=dnn", "model.hidden=4", "seeds=[0]"]
     experiment = parse_experiment(text, [*changes, "rounds=1"])
     content, _ = run_experiment(experiment, tmp_path / "run")

@@ -64,6 +64,8 @@ def test_the_best_test_round_is_weighed_by_test_rows_and_used_for_nothing(outcom
         "mean": [pytest.approx((0.5 + 0.4 + 0.45) / 3)],
         "weighted_mean": [pytest.approx((0.3 + 0.5 + 0.45) / 3)],
     }
+    chosen = found.pop("test_at_best_validation_round")["personal"]
+    assert chosen == {"round": [20], "mean": [0.4], "weighted_mean": [pytest.approx(0.5)]}
     assert found.pop("best_test_round") and found == plain
     last = replace(watched, final={**final, "personal/accuracy": np.full((1, 2), 0.9)})
     found = document.build_document({}, [last], complete=True)["methods"]["One"]

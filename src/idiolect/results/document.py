@@ -380,14 +380,15 @@ def _best_test_round(outcome: Outcome) -> Document:
 
     Clients are weighed by their test rows: so much of the field scores. It is chosen on test data,
     so it is too high and is used for nothing; it is there only where the test curve was asked for.
-    Beside it the mean of the last ten evaluated rounds, or of as many as there are, which others
-    print: also of clients weighed alike.
+    Beside it what others print, also of clients weighed alike: the mean of the last ten evaluated
+    rounds, or of as many as there are, and the round that validation rows would have chosen.
     """
     if not any(key.startswith("test_curve/") for key in outcome.curves):
         return {}
     sign = metric(outcome.metric).sign
     best: dict[str, dict[str, list[float]]] = {}
     late: dict[str, dict[str, list[float]]] = {}
+    chosen: dict[str, dict[str, list[float]]] = {}
     for model in outcome.models:
         key = f"{model}/{outcome.metric}"
         curve = outcome.curves.get(f"test_curve/{key}", ())
@@ -401,6 +402,15 @@ def _best_test_round(outcome: Outcome) -> Document:
             means = [statistics.over_clients(*own) for own in points]
             signed = [sign * own["weighted_mean"] for own in means]
             top = int(np.nanargmax(signed)) if not np.isnan(signed).all() else -1
+            held = [
+                sign * statistics.mean(own[place]) for own in outcome.curves.get(f"val/{key}", ())
+            ]
+            if held and not np.isnan(held).all():
+                own = chosen.setdefault(model, {"round": [], "mean": [], "weighted_mean": []})
+                by_held = int(np.nanargmax(held))
+                own["round"].append(outcome.evaluated[by_held])
+                for name in ("mean", "weighted_mean"):
+                    own[name].append(means[by_held][name])
             rounds = [*outcome.evaluated[: len(curve)], outcome.rounds]
             best[model]["round"].append(rounds[top])
             best[model]["weighted_mean"].append(sign * signed[top])
@@ -410,7 +420,8 @@ def _best_test_round(outcome: Outcome) -> Document:
             for name in ("mean", "weighted_mean"):
                 values = np.array([own[name] for own in means[-_LATE:]])
                 late[model][name].append(statistics.mean(values))
-    return {"best_test_round": best, "last_test_rounds": late}
+    found = {"best_test_round": best, "last_test_rounds": late}
+    return {**found, **({"test_at_best_validation_round": chosen} if chosen else {})}
 
 
 def _curves(outcome: Outcome) -> Document:

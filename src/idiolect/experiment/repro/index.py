@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 BEST_TEST_ROUND = ", best test round"
 """Ends the name of a model that is scored as much of the field does, by a choice on test data."""
-LAST_ROUNDS = ", last ten rounds"
+LAST_ROUNDS, BY_VALIDATION = ", last ten rounds", ", best validation round"
 NEWCOMERS, TOOK_PART = ", newcomers", ", took part"
 """End the name of a model that is scored on the clients of no round, and on the others."""
 
@@ -105,8 +105,10 @@ def figures_of_result(result: Mapping[str, Any], name: str) -> dict[str, dict[st
         }
         for model, best in own.get("best_test_round", {}).items():
             found[label][model + BEST_TEST_ROUND] = figure_of(best["weighted_mean"])
-        for model, late in own.get("last_test_rounds", {}).items():
-            found[label][model + LAST_ROUNDS] = figure_of(late[_over(name)])
+        others = {LAST_ROUNDS: "last_test_rounds", BY_VALIDATION: "test_at_best_validation_round"}
+        for words, key in others.items():
+            for model, figures in own.get(key, {}).items():
+                found[label][model + words] = figure_of(figures[_over(name)])
         for model in own["headline"]:
             for words, present in ((NEWCOMERS, False), (TOOK_PART, True)):
                 parts = [
@@ -420,7 +422,7 @@ def own_paper(path: Path) -> Paper:
         for cell in item.cells:
             where = f"{path}: cell {cell.what!r}"
             _look_up(cell.run, cell.label, loaded, where)
-            along = cell.model.endswith((BEST_TEST_ROUND, LAST_ROUNDS))
+            along = cell.model.endswith((BEST_TEST_ROUND, LAST_ROUNDS, BY_VALIDATION))
             if along and not loaded[cell.run].evaluate.test_curve:
                 raise ConfigError(
                     f"{where}: {cell.model!r} needs test scores along the way, and {cell.run} has "
