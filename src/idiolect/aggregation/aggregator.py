@@ -40,7 +40,7 @@ class Aggregator:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            check_setting(type(self).__name__, spec, getattr(self, spec.name))
+            check_setting(type(self).__name__, spec, getattr(self, spec.name), infinite=True)
 
     @property
     def repeatable(self) -> bool:

@@ -312,8 +312,13 @@ _KINDS: dict[type, tuple[type, str]] = {
 }
 
 
-def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> None:
-    """Refuse a value outside what the setting declares, in one line that names the rule."""
+def check_setting(
+    owner: str, spec: "dataclasses.Field[Any]", value: Any, infinite: bool = False
+) -> None:
+    """Refuse a value outside what the setting declares, in one line that names the rule.
+
+    Only of some settings `infinite` numbers make sense: of a bound, say, that is none.
+    """
     rule = spec.metadata
     kind, words = _KINDS.get(type(spec.default), (object, ""))
     if not _is(value, kind):
@@ -336,7 +341,7 @@ def check_setting(owner: str, spec: "dataclasses.Field[Any]", value: Any) -> Non
             expected = f"at most {rule['most']}"
         elif rule.get("below") is not None and not one < rule["below"]:
             expected = f"below {rule['below']}"
-        elif _is(one, Real) and not abs(one) <= sys.float_info.max:
+        elif not infinite and _is(one, Real) and not abs(one) <= sys.float_info.max:
             expected = "a finite number"
         else:
             continue
