@@ -173,6 +173,15 @@ def test_a_column_of_another_type_is_one_line(clinics, tmp_path, caplog):
     assert "beside the other sites: dose is read as category at clinic 2" in caplog.text
 
 
+def test_a_site_whose_numbers_are_too_large_is_told_the_column(clinics, tmp_path, caplog):
+    """A server would refuse their sums as a forgery, and name no column to anybody."""
+    files, together = clinics
+    written(files[2], [[f"{row[0]}e30", *row[1:]] for row in rows(2, 60)])
+    with pytest.raises(DeployError, match=r"clinic 2: its data is .*; its log says why"):
+        fed.served(experiment(together), InProcess(nodes(tmp_path, files)), tmp_path / "served")
+    assert "column 'age' holds numbers around 1e15 or more" in caplog.text
+
+
 def test_plain_tables_in_another_order_work_too(tmp_path):
     draw = np.random.default_rng(0)
     files, every = [], []

@@ -15,7 +15,7 @@ from idiolect.core import tree
 from idiolect.core.capabilities import Tampering
 from idiolect.core.method import Method, Report
 from idiolect.engine import server_update
-from idiolect.errors import Diverged
+from idiolect.errors import Diverged, MethodError
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.run import run_experiment
 from idiolect.methods import METHODS, Ditto, FedAvg
@@ -189,3 +189,19 @@ def test_a_run_tells_who_was_left_out_and_how_often(tmp_path, monkeypatch):
         for seed in content["methods"][label]["seeds"]:
             assert seed["left_out"] == {"client 3": 3}
         assert any("client 3 (3)" in text for text in content["methods"][label]["notices"])
+
+
+class InPlace(FedAvg):
+    """Shrinks what it was sent, in place: the next client would get it smaller still."""
+
+    def client_step(self, sent, personal, local):
+        for leaf in sent.shared.values():
+            leaf.mul_(0.9)
+        return super().client_step(sent, personal, local)
+
+
+@pytest.mark.parametrize("kind", ["vectorised", "sequential"])
+def test_a_client_step_that_changes_what_it_was_sent_is_refused(kind):
+    simulation = worlds.simulation(InPlace(), worlds.federation(), kind=kind)
+    with pytest.raises(MethodError, match="in place"):
+        simulation.advance()

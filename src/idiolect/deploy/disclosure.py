@@ -428,12 +428,20 @@ def _read_column(name: str, given: Any) -> ToldColumn:
         sums = ColumnSums.from_json(own)
     except DataError as error:
         raise Refused("statistics", f"column {name[:40]!r}: {error}") from error
-    wide = abs(sums.mean) > _LARGEST or sums.squares > sums.rows * _LARGEST**2
-    if wide or len(sums.counts) > _MOST_CATEGORIES or len(sums.bins) > 2 * max(1, sums.rows):
+    if (
+        too_large(sums)
+        or len(sums.counts) > _MOST_CATEGORIES
+        or len(sums.bins) > 2 * max(1, sums.rows)
+    ):
         raise Refused("statistics", f"column {name[:40]!r} has impossible sums")
     if any(len(one) > _LONGEST for one in sums.counts):
         raise Refused("statistics", f"column {name[:40]!r} has a category of too many letters")
     return ToldColumn(kind, role, sums, hidden)
+
+
+def too_large(sums: ColumnSums) -> bool:
+    """Say whether numbers are such that a server takes their sums for a forgery."""
+    return abs(sums.mean) > _LARGEST or sums.squares > sums.rows * _LARGEST**2
 
 
 def site_head(sums: SiteSums) -> dict[str, Any]:

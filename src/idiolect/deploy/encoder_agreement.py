@@ -22,7 +22,7 @@ from idiolect.data.dataset import Moments
 from idiolect.data.description import SiteSums, ToldColumn, site_warnings
 from idiolect.data.target_sums import target_sums, task_from_sums
 from idiolect.deploy.data_summary import is_list, joined
-from idiolect.deploy.disclosure import pack_columns, protected, unpack_columns
+from idiolect.deploy.disclosure import pack_columns, protected, too_large, unpack_columns
 from idiolect.deploy.protocol import Message, Refused
 from idiolect.deploy.site import NodeData
 from idiolect.errors import ConfigError, DataError, DeployError
@@ -106,6 +106,13 @@ def told_columns(data: NodeData, table: bool, least: int) -> dict[str, torch.Ten
             own = target_sums(held.dataset, data.task, rows)
             kind = "category" if own.counts else "number"
             told[_free(told)] = ToldColumn(kind, "target", own)
+        for name, column in told.items():
+            if too_large(column.sums):
+                raise Refused(
+                    "data",
+                    f"column {name!r} holds numbers around 1e15 or more, of which a server takes "
+                    "no sums; give them in a larger unit, or ignore the column",
+                )
         told = {name: protected(column, least) for name, column in told.items()}
         found[f"columns{place}"] = pack_columns(told)["columns"]
     return found

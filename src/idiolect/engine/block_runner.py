@@ -122,7 +122,15 @@ class BlockRunner:
         self._round.fill_(round)
         sizes = device_floats([len(m.rows["train"]) for m in block.members], self._device)
         seed = _seed(block.members[0], round) if self._draws else None
+        sent = tree.leaves((block.shared, block.own)) if self._device.type == "cpu" else []
+        versions = [leaf._version for leaf in sent]
         done = self._watched(partial(self._work, sizes, block, kept, lend, later), seed)
+        if versions != [leaf._version for leaf in sent]:
+            raise MethodError(
+                "a client step changed what it was sent in place, so that other clients and the "
+                "server would have it changed too; make new trees, such as "
+                "tree.map(lambda leaf: 0.9 * leaf, sent.shared)"
+            )
         self.examples += self._train_plans.examples
         self.planned += self._train_plans.planned
         return done
