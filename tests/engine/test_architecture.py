@@ -129,6 +129,31 @@ def attended(self, h):
     return F.scaled_dot_product_attention(q, q, q)[0]
 
 
+class Plain(Own):
+    """Has its running mean as a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(averaged)
+        self.mean = torch.zeros(6)
+
+
+class Seeing(Own):
+    """Leaves behind what it saw, which changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(self.look)
+        self.seen = None
+
+    @staticmethod
+    def look(self, h):
+        self.seen = h.detach()
+        return h
+
+
+def test_what_a_network_leaves_behind_is_no_state():
+    worlds.simulation(FedAvg(), worlds.federation(), build=Seeing).advance()
+
+
 class Listed(Own):
     def __init__(self) -> None:
         super().__init__(lambda self, h: self.layers[0](h).tanh())
@@ -151,6 +176,7 @@ def embedded(**options):
         (lambda: Own(counted), "changes 'steps' whenever it runs"),
         (lambda: Own(averaged, mean=torch.zeros(6)), "changes 'mean' whenever it runs"),
         (lambda: Own(averaged_in_place, mean=torch.zeros(6)), "changes 'mean' whenever it runs"),
+        (Plain, "changes 'mean' whenever it runs"),
         (lambda: hooked(spectral_norm), r"changes '0.weight_u' .*parametrizations.weight_norm"),
         (lambda: Own(lambda _, h: h - h.mean(0)), "otherwise when another of its batch changes"),
         (

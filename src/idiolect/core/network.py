@@ -73,6 +73,7 @@ class Network:
             if isinstance(layer, nn.GroupNorm | nn.LayerNorm | batchnorm.BatchNorm)
             for own in batchnorm.learned(layer)
         )
+        self._held = frozenset(_state(model))
         self.running = False  # while it is being run: its layers may draw
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
@@ -220,7 +221,12 @@ class Network:
 
         first, before = run(padding, self.params), _state(model)
         second, after = run(x[:1], self.params), _state(model)
-        changed = [name for name, own in after.items() if not _equal(before.get(name), own)]
+        changed = [
+            name
+            for name, own in after.items()
+            # What it had no place for at first it only leaves behind, such as shares of attention.
+            if name in self._held and not _equal(before.get(name), own)
+        ]
         if changed:
             return (
                 f"changes {changed[0]!r} whenever it runs, which would be shared by all clients "
@@ -325,8 +331,10 @@ def _state(model: nn.Module) -> dict[str, Any]:
     """Return what a module may change while it runs: its buffers, and numbers it counts in."""
     found: dict[str, Any] = {name: value.clone() for name, value in model.named_buffers()}
     for prefix, layer in model.named_modules():
-        numbers = {name: own for name, own in vars(layer).items() if isinstance(own, int | float)}
-        found |= {f"{prefix}.{name}".lstrip("."): own for name, own in numbers.items()}
+        for name, own in vars(layer).items():
+            if isinstance(own, int | float | Tensor):
+                kept = own.detach().clone() if isinstance(own, Tensor) else own
+                found[f"{prefix}.{name}".lstrip(".")] = kept
     return found
 
 

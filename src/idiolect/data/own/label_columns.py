@@ -93,7 +93,9 @@ def decided_task(
     first = columns[names[0]]
     if len(names) > 1:
         timed = len(names) == 2 and first.dtype.kind in "iuf" and first.max() > 1
-        said = f"'{names[0]}' is read as a time and '{names[1]}' as its event; if they are two labels:"
+        said = (
+            f"'{names[0]}' is read as a time and '{names[1]}' as its event; if they are two labels:"
+        )
         remarks = (Remark(names[0], said, 'task = "labels"'),) if timed else ()
         return Decided(Cox() if timed else Labels(), columns, remarks)
     if said := _a_number(first, names[0]):
