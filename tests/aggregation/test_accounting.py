@@ -189,3 +189,11 @@ def test_a_budget_and_a_target_are_of_all_seeds_together():
     assert capped.settled(alone._replace(rounds=1000))[1] > 4 * rounds
     with pytest.raises(ConfigError, match="under 5 seeds"):
         Private(noise=0.5).settled(plan._replace(rounds=100))
+
+
+def test_what_several_releases_cost_is_at_the_largest_delta():
+    loose = PrivacyTerms(2.0, 100, 10, "poisson", 1e-3, "rdp")
+    strict = loose._replace(delta=1e-6)
+    both = total([(loose, 20), (loose, 30)])
+    assert total([(strict, 20), (loose, 30)]) == total([(loose, 20), (strict, 30)]) == both
+    assert total([(strict, 20), (strict, 30)]) > both
