@@ -275,6 +275,7 @@ class Local:
         return (
             not (self._stacked or self._gradients or self.size.is_cuda or tree.transformed())
             and type(params) is dict
+            and bool(params)  # a network may be all head
             and all(type(leaf) is Tensor and not leaf.requires_grad for leaf in params.values())
         )
 

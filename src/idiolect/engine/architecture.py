@@ -227,7 +227,7 @@ def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> Non
     classes = len(dataset.classes)
     places = dataset.y.shape[1:] if dataset.sequential else ()
     expected = (len(examples), *places, classes)
-    devices = [examples.device] if examples.is_cuda else []
+    devices = [examples.device] if examples.device.type == "cuda" else []
     for training in (False, True):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices), masked(weight):
