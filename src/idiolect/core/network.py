@@ -206,7 +206,7 @@ class Network:
             for _, holder, key, own in spots:
                 holder[key] = own
 
-    def stray(self, x: Tensor, training: bool) -> str:
+    def fault(self, x: Tensor, training: bool) -> str:
         """Return what of a module would be wrong in silence, or an empty string: by trying.
 
         `x` are a few examples, beside which padding must change nothing.

@@ -244,9 +244,9 @@ def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> Non
                 f"{_outputs(dataset)}{_IN[training]}, expected outputs of shape {expected}"
             )
         with torch.random.fork_rng(devices):
-            stray = network.stray(examples, training)
-        if stray:
-            raise ModelError(f"network {name!r} {stray}")
+            fault = network.fault(examples, training)
+        if fault:
+            raise ModelError(f"network {name!r} {fault}")
 
 
 _IN = {False: "", True: " in training mode"}
