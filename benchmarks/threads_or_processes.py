@@ -1,4 +1,4 @@
-"""What do single clients on a CPU lose between threads of one process?
+"""Time single clients on a CPU: what they lose between threads of one process.
 
     PYTHONPATH=src python benchmarks/threads_or_processes.py [SECONDS]
 
