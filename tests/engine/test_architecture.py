@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import worlds
 from idiolect.errors import ModelError
+from idiolect.kernels import autotune
 from idiolect.methods import FedAvg
 from idiolect.models import LeNet5
 
@@ -45,6 +46,19 @@ def test_trying_leaves_torchs_random_state_alone():
     before = torch.get_rng_state()
     start(worlds.Normed)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_no_kernel_is_chosen_for_the_examples_of_a_trial(monkeypatch):
+    """On a GPU that would take seconds before the first round, for sizes that no round has."""
+
+    class Tried(nn.LSTM):  # recurrent, so vmap is tried as well
+        def forward(self, x):
+            tried.append(autotune._Choosing.trial)
+            return super().forward(x[:, None])[0][:, 0]
+
+    tried = []
+    start(lambda: Tried(worlds.FEATURES, worlds.CLASSES, batch_first=True))
+    assert len(tried) > 4 and all(tried) and not autotune._Choosing.trial
 
 
 class Pair(nn.Module):

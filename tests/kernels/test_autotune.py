@@ -94,6 +94,17 @@ def test_the_plain_form_need_not_be_exact() -> None:
     assert autotune.choose("key", known, ZEROS) is known["exact"]
 
 
+def test_nothing_is_chosen_while_a_network_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its few examples are of sizes that no round has; to choose for them would take seconds."""
+    monkeypatch.setattr(autotune, "_has_forms", lambda x: True)
+    known = {"plain": Form(3), "quick": Form(2)}
+    with autotune.trial():
+        autotune.fastest("relu", ZEROS[1], lambda: known, ZEROS[0])
+    assert (known["plain"].calls, known["quick"].calls) == (1, 0)
+    autotune.fastest("relu", ZEROS[1], lambda: known, ZEROS[0])
+    assert known["quick"].calls
+
+
 def test_clients_that_are_compared() -> None:
     given = (torch.randn(4, 5), torch.randn(4, 2, 3), LinearSizes(4, 1, 5, 5))
     x, w, sizes = autotune.few(given)

@@ -21,6 +21,7 @@ from idiolect.data.federation import TrainData
 from idiolect.data.tokenisers import FILE, Tokeniser, refuse_other_tokeniser
 from idiolect.engine.backend import Backend
 from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
+from idiolect.kernels.autotune import trial
 from idiolect.kernels.recurrent import LAYERS
 from idiolect.models.adapters import AdaptedNetwork
 from idiolect.models.hf import HuggingFace
@@ -116,14 +117,16 @@ def make(
     networks = _placed(name, [_networks(own, backend, stacked, task) for own in models], backend)
     if stacked:
         doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
-        reasons = (_tried_vmap(network, examples) for network in doubtful)
+        with trial():
+            reasons = [_tried_vmap(network, examples) for network in doubtful]
         unmappable = next(filter(None, reasons), "")
     if stacked and unmappable:
         stacked, again = False, [_networks(own, backend, False, task) for own in models]
         networks = _placed(name, again, backend)
-    for network in networks[0].values():
-        _try(name, network, examples, train_data[0].dataset)
-        network.find_head(examples)
+    with trial():
+        for network in networks[0].values():
+            _try(name, network, examples, train_data[0].dataset)
+            network.find_head(examples)
     setups = [
         _setup(own, held, seed, backend.place)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, train_data, seeds, strict=True)

@@ -16,7 +16,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
@@ -42,7 +42,7 @@ from idiolect.kernels.deferred import computed
 from idiolect.kernels.postponed import Compilation, Postponed, drop_jobs, on_meta
 
 Form = Callable[..., Any]
-FEW = 2  # images of all clients together for which no form is worth choosing
+FEW = 2  # images of all clients together, for which no form is worth choosing
 _TRIALS = 3
 # Relative differences that rounding explains in single precision, in TF32 and in bfloat16.
 _TOLERANCES = {torch.float32: 2e-5, "tf32": 2e-3, torch.bfloat16: 1e-2}
@@ -69,6 +69,7 @@ class _Choosing:
     ended = float("-inf")  # when forms were timed last
     turn = -1  # the round before which that was
     changed = False  # whether a form other than the plain one was chosen since the last switch
+    trial = False  # whether a network is being tried, in the plain form alone
     switches = 0  # how often all that waited had been chosen
     plain = 0  # how often the plain form was used in place of a choice
 
@@ -91,6 +92,16 @@ def forget() -> None:
     _ahead.clear()
 
 
+@contextlib.contextmanager
+def trial() -> Iterator[None]:
+    """Choose nothing while a network is tried on a few examples, whose sizes no round has."""
+    before, _Choosing.trial = _Choosing.trial, True
+    try:
+        yield
+    finally:
+        _Choosing.trial = before
+
+
 def read_cache(file: Path | None) -> dict[str, Any]:
     """Return what a cache file holds; nothing where there is none."""
     try:
@@ -109,7 +120,7 @@ def add_to_cache(file: Path | None, new: Mapping[str, Any]) -> None:
 
 def fastest(task: str, sizes: Any, forms: Callable[[], Mapping[str, Form]], *inputs: Tensor) -> Any:
     """Do a task in the form that was measured fastest on this GPU; elsewhere in the plain one."""
-    if not _has_forms(inputs[0]):
+    if _Choosing.trial or not _has_forms(inputs[0]):
         return forms()["plain"](*inputs, sizes)
     which = (task, sizes, _precision(inputs))
     if which not in _chosen:

@@ -182,7 +182,7 @@ def _size(images: Tensor) -> Pair:
 
 
 def fastest_form(task: str, shape: ConvShape, *inputs: Tensor) -> Any:
-    """Do a task in the form that is fastest here; one or two images, a trial, in the plain form."""
+    """Do a task in the form that is fastest here; one or two images in the plain form."""
     inputs = computed(inputs, laid=True)  # weights that a step has left on a second stream
     if shape.groups * shape.images <= FEW:
         return PLAIN[task](*inputs, shape)
