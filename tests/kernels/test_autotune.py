@@ -97,6 +97,7 @@ def test_the_plain_form_need_not_be_exact() -> None:
 def test_nothing_is_chosen_while_a_network_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its few examples are of sizes that no round has; to choose for them would take seconds."""
     monkeypatch.setattr(autotune, "_has_forms", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     known = {"plain": Form(3), "quick": Form(2)}
     with autotune.trial():
         autotune.fastest("relu", ZEROS[1], lambda: known, ZEROS[0])
