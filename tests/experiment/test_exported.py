@@ -98,7 +98,7 @@ def forms(tmp_path_factory):
     y = (x[:, 0] + x[:, 1] * (owner - 1) > 3).astype(int)
     np.savez(home / "own.npz", x=x, y=y, client=owner)
     head = TOML.format(source="own.npz", data='normalise = "feature"', model="dnn")
-    names = ("knn-per", "fedrod", "fedcp", "ifca", "pfedhn", "fedbabu")
+    names = ("knn-per", "fedrod", "fedcp", "ifca", "fedem", "pfedhn", "fedbabu")
     tables = "".join(f'[[methods]]\nname = "{name}"\n' for name in names)
     (home / "e.toml").write_text(head.partition("[[methods]]")[0] + tables)
     content = idiolect.run(home / "e.toml", ["rounds=1", "seeds=[0]"], out=home / "run")
@@ -112,7 +112,7 @@ def test_models_of_every_form_predict_what_was_scored(forms):
 
     held = build_federations(load_experiment(home / "e.toml"))[0]
     x, y = held.dataset.x[held.test[1]], held.dataset.y[held.test[1]]
-    assert len(content["methods"]) == 6
+    assert len(content["methods"]) == 7
     for label, method in content["methods"].items():
         found = idiolect.client_model(home / "run", "1", label).predict(x)
         right = np.mean(np.array(found.predicted, int) == y)

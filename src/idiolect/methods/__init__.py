@@ -16,6 +16,7 @@ from idiolect.methods.feddbe import FedDBE as FedDBE
 from idiolect.methods.feddf import FedDF as FedDF
 from idiolect.methods.feddf import PFedDF as PFedDF
 from idiolect.methods.feddyn import FedDyn as FedDyn
+from idiolect.methods.fedem import FedEM as FedEM
 from idiolect.methods.fedfomo import FedFomo as FedFomo
 from idiolect.methods.fedmd import FedMD as FedMD
 from idiolect.methods.fedpac import FedPAC as FedPAC
@@ -97,6 +98,7 @@ METHODS: dict[str, type[Method]] = {
     "l2sgd": L2SGD,
     "mocha": MOCHA,
     "ifca": IFCA,
+    "fedem": FedEM,
     "heterofl": HeteroFL,
     "apfl": APFL,
     "fedsa-lora": FedSALoRA,

@@ -58,21 +58,9 @@ class IFCA(Facts, Reason, StateTrace, Method):
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
 
     def init_server(self, setup: Setup) -> Clusters:
-        """Shuffle the initial entries of every leaf but in the first model."""
-        draw = torch.Generator().manual_seed(setup.seed)
-
-        def shuffled(leaf: Tensor) -> Tensor:
-            order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
-            return leaf.flatten()[order].reshape(leaf.shape)
-
-        others = [
-            {
-                name: leaf if name in setup.statistics else shuffled(leaf)
-                for name, leaf in setup.params.items()
-            }
-            for _ in range(self.clusters - 1)
-        ]
-        return Clusters(tree.stack([setup.params, *others]), setup.sizes.new_zeros(self.clusters))
+        """Begin with different models."""
+        models = initial_models(setup, self.clusters)
+        return Clusters(models, setup.sizes.new_zeros(self.clusters))
 
     def send(self, state: Clusters, cohort: Tensor) -> Sent:
         """Send all models."""
@@ -120,3 +108,22 @@ class IFCA(Facts, Reason, StateTrace, Method):
     def trace(self, state: Clusters) -> dict[str, Tensor]:
         """Record how much of the cohort chose each model."""
         return {"shares": state.shares}
+
+
+def initial_models(setup: Setup, count: int) -> Params:
+    """Stack different models: the network as drawn, then others with shuffled entries."""
+    draw = torch.Generator().manual_seed(setup.seed)
+
+    def shuffled(leaf: Tensor) -> Tensor:
+        order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
+        return leaf.flatten()[order].reshape(leaf.shape)
+
+    others = [
+        {
+            name: leaf if name in setup.statistics else shuffled(leaf)
+            for name, leaf in setup.params.items()
+        }
+        for _ in range(count - 1)
+    ]
+    models: Params = tree.stack([setup.params, *others])
+    return models
