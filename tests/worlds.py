@@ -218,7 +218,9 @@ def local(
     member = library.members(0, seed, world.train_data)[client]
     book = BatchPlanner(library.pools, torch.device("cpu"))
     book.turn([member], round)
-    networks = dict.fromkeys(("main", "auxiliary"), Network(build()))
+    network = Network(build())
+    network.find_head(library.examples())
+    networks = dict.fromkeys(("main", "auxiliary"), network)
     size = torch.tensor(float(len(member.rows["train"])))
     slot = torch.zeros((), dtype=torch.int64)
     return Local(networks, book, slot, size, torch.tensor(float(round)), False, initial)

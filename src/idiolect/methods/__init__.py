@@ -18,6 +18,7 @@ from idiolect.methods.feddf import PFedDF as PFedDF
 from idiolect.methods.feddyn import FedDyn as FedDyn
 from idiolect.methods.fedem import FedEM as FedEM
 from idiolect.methods.fedfomo import FedFomo as FedFomo
+from idiolect.methods.fedgen import FedGen as FedGen
 from idiolect.methods.fedmd import FedMD as FedMD
 from idiolect.methods.fedpac import FedPAC as FedPAC
 from idiolect.methods.fedper import FedPer as FedPer
@@ -85,6 +86,7 @@ METHODS: dict[str, type[Method]] = {
     "fedmd": FedMD,
     "sim-pfl": SimPFL,
     "topk-pfl": TopKPFL,
+    "fedgen": FedGen,
     "feddf": FedDF,
     "pfeddf": PFedDF,
     "fedbe": FedBE,
