@@ -20,6 +20,7 @@ KEPT = {
     "sim-pfl": ("affinity",),
     "topk-pfl": ("affinity",),
     "fedmd": ("affinity",),
+    "feddistill": ("outputs", "known"),
 }
 
 

@@ -15,6 +15,7 @@ from idiolect.methods.fedcp import FedCP as FedCP
 from idiolect.methods.feddbe import FedDBE as FedDBE
 from idiolect.methods.feddf import FedDF as FedDF
 from idiolect.methods.feddf import PFedDF as PFedDF
+from idiolect.methods.feddistill import FedDistill as FedDistill
 from idiolect.methods.feddyn import FedDyn as FedDyn
 from idiolect.methods.fedfomo import FedFomo as FedFomo
 from idiolect.methods.fedmd import FedMD as FedMD
@@ -71,6 +72,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "fedala": FedALA,
     "fedproto": FedProto,
+    "feddistill": FedDistill,
     "fedrod": FedRoD,
     "feddbe": FedDBE,
     "fedcp": FedCP,
