@@ -177,6 +177,7 @@ def cases() -> None:
     compare("FedDBE", shifted, ours("feddbe"))
     guided()
     distilled()
+    related()
     server = theirs("serverala", "FedALA")
     for client in server.clients:
         client.local_initialization(server.global_model)
@@ -237,6 +238,27 @@ def distilled() -> None:
         same = {"average": "logits", "leave_out": False, "pull": 0.5, "distance": distance}
         own = ours(FedDistill, **same)
         compare(f"FedDistill{told}", lambda c, s=server: outputs(s.clients[c].model, c), own)
+
+
+def related() -> None:
+    """APPLE: as it is, and with the core models that were sent, trained, and kept."""
+
+    def kept(server: Any) -> None:
+        for client in server.clients:
+
+            def train(number: int, client: Any = client, plain: Any = client.train) -> None:
+                client.model_cs = copy.deepcopy(client.model_cs)
+                client.model_c = client.model_cs[client.id]
+                plain(number)
+                client.aggregate_parameters()
+                client.model_c = client.model_cs[client.id]
+
+            client.train = train
+
+    own = ours("apple", weight_lr=0.0, scale_lr=True)
+    for told, before in (("", lambda server: None), (", core models kept", kept)):
+        server = theirs("serverapple", "APPLE", before=before, dr_learning_rate=0.0, L=1.0)
+        compare(f"APPLE{told}", lambda c, s=server: outputs(s.clients[c].model, c), own)
 
 
 def guided() -> None:

@@ -21,6 +21,7 @@ KEPT = {
     "topk-pfl": ("affinity",),
     "fedmd": ("affinity",),
     "feddistill": ("outputs", "known"),
+    "apple": ("models", "share"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from idiolect.core.method import Method
 from idiolect.methods.apfl import APFL as APFL
+from idiolect.methods.apple import APPLE as APPLE
 from idiolect.methods.ditto import Ditto as Ditto
 from idiolect.methods.fedala import FedALA as FedALA
 from idiolect.methods.fedamp import FedAMP as FedAMP
@@ -101,6 +102,7 @@ METHODS: dict[str, type[Method]] = {
     "ifca": IFCA,
     "heterofl": HeteroFL,
     "apfl": APFL,
+    "apple": APPLE,
     "fedsa-lora": FedSALoRA,
     "ffa-lora": FFALoRA,
     "flexlora": FlexLoRA,
