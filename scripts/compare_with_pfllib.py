@@ -178,6 +178,10 @@ def cases() -> None:
     guided()
     distilled()
     related()
+    server = theirs("serverphp", "FedPHP", split=True, lamda=0.3, mu=0.6)
+    own = ours("fedphp", share=0.3, kernels="fixed", keep=0.6, keep_rounds=ROUNDS - 1)
+    compare("FedPHP: scored there", lambda c: outputs(server.clients[c].model, c), own)
+    compare("FedPHP: inherited there", lambda c: outputs(server.clients[c].model_p, c), own)
     server = theirs("serverala", "FedALA")
     for client in server.clients:
         client.local_initialization(server.global_model)

@@ -22,6 +22,7 @@ from idiolect.methods.fedfomo import FedFomo as FedFomo
 from idiolect.methods.fedmd import FedMD as FedMD
 from idiolect.methods.fedpac import FedPAC as FedPAC
 from idiolect.methods.fedper import FedPer as FedPer
+from idiolect.methods.fedphp import FedPHP as FedPHP
 from idiolect.methods.fedproto import FedProto as FedProto
 from idiolect.methods.fedprox import FedProx as FedProx
 from idiolect.methods.fedrep import FedRep as FedRep
@@ -103,6 +104,7 @@ METHODS: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "apfl": APFL,
     "apple": APPLE,
+    "fedphp": FedPHP,
     "fedsa-lora": FedSALoRA,
     "ffa-lora": FFALoRA,
     "flexlora": FlexLoRA,
