@@ -129,6 +129,17 @@ def test_it_is_sgd_on_the_mixture(momentum: float) -> None:
     assert (own.away + shares).tolist() == close(p.tolist())
 
 
+def test_a_schedule_is_of_both_rates() -> None:
+    """After two rounds a quarter of each: as with a quarter of the rates and no schedule."""
+    fading = APPLE(lr=0.4, weight_lr=0.2, schedule="exponential", decay=0.5)
+    ends = [
+        method.client_step(FIRST, kept(-0.25, 0.25), client(round=2))
+        for method in (fading, APPLE(lr=0.1, weight_lr=0.05))
+    ]
+    assert pair(ends[0][0].params) == close(pair(ends[1][0].params))
+    assert ends[0][1].away.tolist() == close(ends[1][1].away.tolist())
+
+
 def run(method: Any, sizes: tuple[int, ...], rounds: int = 3, **options: Any) -> Any:
     simulation = worlds.simulation(method, worlds.federation(sizes), **options)
     for _ in range(rounds):

@@ -147,9 +147,9 @@ def test_with_others_it_is_not(float64: None) -> None:
 def test_a_newcomer_trains_its_own_network_towards_the_means() -> None:
     """Two epochs are two steps as in a round of two."""
     sent = teacher([0.7, 0.3], [0.1, 0.9])
-    method = FedDistill(lr=0.1, epochs=2, newcomer_epochs=2)
-    _, kept = method.client_step(sent, line(START), client())
-    assert alike(method.adapt(sent, line(START), client()), kept)
+    _, kept = FedDistill(lr=0.1, epochs=2).client_step(sent, line(START), client())
+    found = FedDistill(lr=0.1, newcomer_epochs=2).adapt(sent, line(START), client())
+    assert alike(found, kept)
 
 
 def test_the_state_has_a_row_for_each_client_and_no_parameter() -> None:
