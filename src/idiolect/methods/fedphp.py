@@ -132,5 +132,5 @@ class FedPHP(NewcomerModel, FedAvg):
         # Squared distances of all pairs add up to 2 n times those to the middle.
         total = 2 * count * (there @ (both - middle).square().sum(1))
         mean = total / (count * (count - 1)).clamp(min=1) + 1e-8
-        mean = torch.where(count > 2, mean, torch.inf)  # one example: all kernels are 1
+        mean = mean.masked_fill(count <= 2, torch.inf)  # one example: all kernels are 1
         return [scale * mean / 2 for scale in _SCALES]
