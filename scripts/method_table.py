@@ -20,11 +20,13 @@ MATHS: dict[str, str] = tomllib.loads((ROOT / "scripts" / "maths.toml").read_tex
 MEASURED = json.loads(
     (ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json").read_text()
 )
+ON_GPU = json.loads((ROOT / "benchmarks" / "results" / "h200_methods.json").read_text())
 COMMON = {spec.name: spec for spec in dataclasses.fields(Method)}
 
 
 def page() -> str:
     """Return the overview: a table of methods, and the settings they all have."""
+    absent = ", ".join(f"`{name}`" for name in METHODS if name not in ON_GPU["rows"])
     lines = [
         "# Methods",
         "",
@@ -33,6 +35,7 @@ def page() -> str:
         "",
         "On a GPU captured rounds of each equal the sequential backend's within 1e-12 in double",
         "precision (`benchmarks/gpu_check.py`; H200: `benchmarks/results/h200_methods.json`).",
+        *([f"Not run there yet: {absent}."] if absent else []),
         "",
         "| name | method | paper | what it is |",
         "|---|---|---|---|",
