@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import idiolect
 from idiolect.core.method import Method
 from idiolect.data.sources import load_embedded
-from idiolect.methods import GPFL
+from idiolect.methods import GPFL, FedDistill
 
 CLIENTS, ROWS, TRAIN, EPOCHS, ROUNDS, RATE = 4, 25, 20, 2, 3, 0.1
 
@@ -75,8 +76,14 @@ def outputs(network: Callable[[Tensor], Tensor], client: int) -> Tensor:
         return network(torch.from_numpy(X[client * ROWS : (client + 1) * ROWS]))
 
 
-def theirs(module: str, name: str, split: bool = False, **changes: Any) -> Any:
-    """Train by a server of PFLlib's; its evaluation and files are left out."""
+def theirs(
+    module: str,
+    name: str,
+    split: bool = False,
+    before: Callable[[Any], None] = lambda server: None,
+    **changes: Any,
+) -> Any:
+    """Train by a server of PFLlib's, `before` first; its evaluation and files are left out."""
     from flcore.trainmodel.models import BaseHeadSplit
 
     kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
@@ -92,6 +99,7 @@ def theirs(module: str, name: str, split: bool = False, **changes: Any) -> Any:
         server.rs_test_acc, server.rs_test_acc_per = [0.0], [0.0]
         for one in ("evaluate", "evaluate_personalized", "evaluate_one_step"):
             setattr(server, one, lambda *_, **__: None)
+        before(server)
         server.train()
     return server
 
@@ -168,6 +176,12 @@ def cases() -> None:
 
     compare("FedDBE", shifted, ours("feddbe"))
     guided()
+    distilled()
+    related()
+    server = theirs("serverphp", "FedPHP", split=True, lamda=0.3, mu=0.6)
+    own = ours("fedphp", share=0.3, kernels="fixed", keep=0.6, keep_rounds=ROUNDS - 1)
+    compare("FedPHP: scored there", lambda c: outputs(server.clients[c].model, c), own)
+    compare("FedPHP: inherited there", lambda c: outputs(server.clients[c].model_p, c), own)
     server = theirs("serverala", "FedALA")
     for client in server.clients:
         client.local_initialization(server.global_model)
@@ -206,6 +220,49 @@ def cases() -> None:
     compare(
         "pFedMe: scored there, its global model", scored, lambda c: outputs(server.global_model, c)
     )
+
+
+def distilled() -> None:
+    """FedDistill: with its loss of today, and with the two that it had before."""
+    losses = {
+        "": functional.cross_entropy,
+        ", softmax of the mean": lambda out, to: functional.cross_entropy(out, to.softmax(-1)),
+        ", squared error": functional.mse_loss,
+    }
+    for told, loss in losses.items():
+
+        def changed(server: Any, loss: Callable[..., Tensor] = loss) -> None:
+            for client in server.clients:
+                client.loss = lambda out, to: (
+                    loss if to.is_floating_point() else functional.cross_entropy
+                )(out, to)
+
+        server = theirs("serverfd", "FD", before=changed, lamda=0.5)
+        distance = "squared" if "squared" in told else "entropy"
+        same = {"average": "logits", "leave_out": False, "pull": 0.5, "distance": distance}
+        own = ours(FedDistill, **same)
+        compare(f"FedDistill{told}", lambda c, s=server: outputs(s.clients[c].model, c), own)
+
+
+def related() -> None:
+    """APPLE: as it is, and with the core models that were sent, trained, and kept."""
+
+    def kept(server: Any) -> None:
+        for client in server.clients:
+
+            def train(number: int, client: Any = client, plain: Any = client.train) -> None:
+                client.model_cs = copy.deepcopy(client.model_cs)
+                client.model_c = client.model_cs[client.id]
+                plain(number)
+                client.aggregate_parameters()
+                client.model_c = client.model_cs[client.id]
+
+            client.train = train
+
+    own = ours("apple", weight_lr=0.0, scale_lr=True)
+    for told, before in (("", lambda server: None), (", core models kept", kept)):
+        server = theirs("serverapple", "APPLE", before=before, dr_learning_rate=0.0, L=1.0)
+        compare(f"APPLE{told}", lambda c, s=server: outputs(s.clients[c].model, c), own)
 
 
 def guided() -> None:

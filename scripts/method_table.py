@@ -15,25 +15,27 @@ from idiolect.methods import METHODS
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"
 PAGES = ROOT / "docs" / "methods"
-ON_GPU = json.loads((ROOT / "benchmarks" / "results" / "h200_methods.json").read_text())
 FIGURES = ROOT / "scripts" / "field_figures.md"  # of experiments/field/digits.toml
 MATHS: dict[str, str] = tomllib.loads((ROOT / "scripts" / "maths.toml").read_text())
 MEASURED = json.loads(
     (ROOT / "src" / "idiolect" / "experiment" / "repro" / "measured.json").read_text()
 )
+ON_GPU = json.loads((ROOT / "benchmarks" / "results" / "h200_methods.json").read_text())
 COMMON = {spec.name: spec for spec in dataclasses.fields(Method)}
 
 
 def page() -> str:
     """Return the overview: a table of methods, and the settings they all have."""
+    absent = ", ".join(f"`{name}`" for name in METHODS if name not in ON_GPU["rows"])
     lines = [
         "# Methods",
         "",
         "Made by `make docs` from the code. Each passes the laws of `tests/test_laws.py` and has a",
         "step derived by hand in `tests/methods/`. A name leads to maths, settings and results.",
         "",
-        "On a GPU captured rounds equal the sequential backend's within 1e-12 in double precision",
-        "(`benchmarks/gpu_check.py`; H200: `benchmarks/results/h200_methods.json`)" + _not_on_gpu(),
+        "On a GPU captured rounds of each equal the sequential backend's within 1e-12 in double",
+        "precision (`benchmarks/gpu_check.py`; H200: `benchmarks/results/h200_methods.json`).",
+        *([f"Not run there yet: {absent}."] if absent else []),
         "",
         "| name | method | paper | what it is |",
         "|---|---|---|---|",
@@ -50,13 +52,6 @@ def page() -> str:
 def pages() -> dict[str, str]:
     """Return the page of each method: paper, maths, settings, measured results."""
     return {name: _one(name, kind) for name, kind in METHODS.items()}
-
-
-def _not_on_gpu() -> str:
-    """Say which methods came after the last check on a GPU."""
-    checked = {name for own in ON_GPU.values() for name in own.get("rows", {})}
-    new = [f"`{name}`" for name in METHODS if name not in checked]
-    return f"; not run there yet: {', '.join(new)}." if new else "."
 
 
 def _one(name: str, kind: type[Method]) -> str:

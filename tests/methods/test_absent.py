@@ -20,6 +20,8 @@ KEPT = {
     "sim-pfl": ("affinity",),
     "topk-pfl": ("affinity",),
     "fedmd": ("affinity",),
+    "feddistill": ("outputs", "known"),
+    "apple": ("models", "share"),
 }
 
 

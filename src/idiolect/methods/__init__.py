@@ -2,6 +2,7 @@
 
 from idiolect.core.method import Method
 from idiolect.methods.apfl import APFL as APFL
+from idiolect.methods.apple import APPLE as APPLE
 from idiolect.methods.ditto import Ditto as Ditto
 from idiolect.methods.fedala import FedALA as FedALA
 from idiolect.methods.fedamp import FedAMP as FedAMP
@@ -15,6 +16,7 @@ from idiolect.methods.fedcp import FedCP as FedCP
 from idiolect.methods.feddbe import FedDBE as FedDBE
 from idiolect.methods.feddf import FedDF as FedDF
 from idiolect.methods.feddf import PFedDF as PFedDF
+from idiolect.methods.feddistill import FedDistill as FedDistill
 from idiolect.methods.feddyn import FedDyn as FedDyn
 from idiolect.methods.fedem import FedEM as FedEM
 from idiolect.methods.fedfomo import FedFomo as FedFomo
@@ -22,6 +24,7 @@ from idiolect.methods.fedgen import FedGen as FedGen
 from idiolect.methods.fedmd import FedMD as FedMD
 from idiolect.methods.fedpac import FedPAC as FedPAC
 from idiolect.methods.fedper import FedPer as FedPer
+from idiolect.methods.fedphp import FedPHP as FedPHP
 from idiolect.methods.fedproto import FedProto as FedProto
 from idiolect.methods.fedprox import FedProx as FedProx
 from idiolect.methods.fedrep import FedRep as FedRep
@@ -73,6 +76,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "fedala": FedALA,
     "fedproto": FedProto,
+    "feddistill": FedDistill,
     "fedrod": FedRoD,
     "feddbe": FedDBE,
     "fedcp": FedCP,
@@ -103,6 +107,8 @@ METHODS: dict[str, type[Method]] = {
     "fedem": FedEM,
     "heterofl": HeteroFL,
     "apfl": APFL,
+    "apple": APPLE,
+    "fedphp": FedPHP,
     "fedsa-lora": FedSALoRA,
     "ffa-lora": FFALoRA,
     "flexlora": FlexLoRA,

@@ -18,6 +18,7 @@ rest fixed.
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -133,14 +134,16 @@ def separate(policy: Params, context: Tensor, features: Tensor) -> tuple[Tensor,
     return features * share, features * (1 - share)
 
 
-def discrepancy(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+def discrepancy(
+    left: Tensor, right: Tensor, weight: Tensor, widths: Sequence[float | Tensor] = WIDTHS
+) -> Tensor:
     """Return the squared maximum mean discrepancy of two samples, padding ignored."""
     left, right, one = left.flatten(0, -2), right.flatten(0, -2), weight.reshape(-1)
     share = one / one.sum().clamp(min=1e-12)
 
     def alike(a: Tensor, b: Tensor) -> Tensor:
         apart = a.square().sum(-1).unsqueeze(1) + b.square().sum(-1) - 2 * a @ b.T
-        kernel = torch.stack([torch.exp(-apart / (2 * width)) for width in WIDTHS]).sum(0)
+        kernel = torch.stack([torch.exp(-apart / (2 * width)) for width in widths]).sum(0)
         return share @ kernel @ share
 
     return alike(left, left) + alike(right, right) - 2 * alike(left, right)
