@@ -3,7 +3,9 @@
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1. The mixture is
 αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters. PFLlib
 (d832e76) instead trains v on its own loss, outside the mixture, takes for ∇f(v̄) the mixture of the
-gradients at v and w, and overwrites v by the mixture at the end of each round.
+gradients at v and w, adds 0.02 α to the slope of α, and overwrites v by the mixture at the end of
+each round. The server weighs clients by their examples, as PFLlib's does; the algorithm prints the
+mean of clients alike, `uniform = true`.
 """
 
 from dataclasses import dataclass
