@@ -143,3 +143,13 @@ def test_statistics_beside_harmless_weights_are_held_within_reach(name):
     weights, means = [1.0, 1, 1, 1, 1, 1, 1], [1.0, 2, 3, 4, 5, 1e30, 1e30]
     weight, mean = combined(rule, weights, means)
     assert weight == pytest.approx(1) and -40 < mean < 50  # median 4, deviations of median 2
+
+
+@pytest.mark.parametrize(("lie", "mean"), [(100.0, 18 / 5), (-100.0, -3 / 5)])
+def test_how_far_statistics_may_lie_by_hand(lie, mean):
+    """Beside 0, 1, 2 and 3 a lie of 100 counts as 12: median 2, deviations 2, 1, 0, 1 and 98.
+
+    One of −100 counts as −9: median 1, deviations 1, 0, 1, 2 and 101. Reach is ten times the 1.
+    """
+    got = combined(NormBound(), [1.0] * 5, [0.0, 1.0, 2.0, 3.0, lie])
+    assert got == pytest.approx((1.0, mean))

@@ -1,5 +1,7 @@
 """Batch losses against torch's own on the rows that are real."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -172,3 +174,41 @@ def test_weights_in_single_precision_take_no_digits_from_logits_in_double():
     for own in (weight[0], losses.by_step(weight)[0]):
         found = losses.single_cross_entropy(logits, labels, own)
         assert torch.allclose(found, F.cross_entropy(logits, labels), EXACT, EXACT)
+
+
+def test_a_binary_divergence_by_hand():
+    """A logit of 0 says 1/2: from 3/4 that is 3/4 log 3/2 + 1/4 log 1/2; from 0 and from 1 log 2.
+
+    Its slope in the logit is share less target, and the target is a constant.
+    """
+    student = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0.75, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    found = losses.binary_divergence(student, target)
+    expected = [0.75 * math.log(1.5) + 0.25 * math.log(0.5), math.log(2), math.log(2)]
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    slopes = torch.autograd.grad(found.sum(), (student, target), allow_unused=True)
+    assert slopes[0].tolist() == pytest.approx([-0.25, 0.5, -0.5]) and slopes[1] is None
+
+
+@pytest.mark.parametrize("classes", [3, 20])
+@pytest.mark.parametrize("shape", [(5,), (5, 4)])
+def test_mapped_over_clients_it_is_each_clients_cross_entropy(classes, shape):
+    """Of few classes and of many, of examples and of sequences' places; slopes as well."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, *shape, classes, generator=draw, dtype=torch.float64)
+    labels = torch.randint(classes, (2, *shape), generator=draw)
+    weight = torch.randint(3, (2, *shape), generator=draw).double()
+    taken = torch.vmap(torch.func.grad_and_value(losses.cross_entropy))(logits, labels, weight)
+    for client in range(2):
+        at = logits[client].clone().requires_grad_()
+        each = -at.log_softmax(-1).gather(-1, labels[client].unsqueeze(-1)).squeeze(-1)
+        value = (each * weight[client]).sum() / weight[client].sum()
+        (slope,) = torch.autograd.grad(value, at)
+        assert float(taken[1][client]) == pytest.approx(value.item(), abs=1e-12)
+        assert (taken[0][client] - slope).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 4, 3), (2, 4, 20)])
+def test_log_shares_are_torchs_over_the_last_axis(shape):
+    logits = random(shape)
+    assert (losses.log_shares(logits) - logits.log_softmax(-1)).abs().max() < EXACT

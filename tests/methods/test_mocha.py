@@ -162,6 +162,19 @@ def test_who_was_not_heard_stands_alone():
     assert method.precision(fresh).diagonal().tolist() == close([2.0] * 3)  # m counts who has data
 
 
+def test_who_was_not_heard_costs_the_others_no_digits():
+    """Of six clients three were heard: theirs is the root of their own 3 × 3 matrix."""
+    draw = torch.Generator().manual_seed(0)
+    heard, rows = [0, 4, 5], torch.randn(6, 48, generator=draw, dtype=torch.float64)
+    there = torch.zeros(6, dtype=torch.float64).index_fill(0, torch.tensor(heard), 1.0)
+    members, least = (torch.tensor(value, dtype=torch.float64) for value in (6.0, 0.08))
+    found = MOCHA().covariance(Tasks({"w": rows}, there, members, least))[heard][:, heard]
+    own = rows[heard] @ rows[heard].T + 0.08 * torch.eye(3, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(own)
+    root = vectors * values.sqrt() @ vectors.T
+    assert found.tolist() == [close(row) for row in (root / root.trace() / 2).tolist()]
+
+
 def test_a_newcomer_trains_near_the_mean_of_the_models():
     """Heard are (3, 0) and (0, 4); the curve is the mean of theirs, and at the mean is no slope."""
     method = MOCHA(lr=0.1, pull=0.5)

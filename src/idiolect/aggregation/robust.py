@@ -151,7 +151,7 @@ class Krum(Aggregator):
         absent = ~(present[:, None] & present[None, :])
         gaps = gaps.masked_fill(absent, float("inf")).fill_diagonal_(float("inf"))
         rank = torch.arange(rows, device=weight.device)
-        last = (count - f - 2).clamp(min=1, max=rows - 1)  # the farthest neighbour that counts
+        last = (count - f - 2).clamp(min=1)  # the farthest neighbour that counts
         ordered = gaps.sort(1).values
         # In units of the least distance to that neighbour, in which no square is lost.
         unit = _at(ordered.T, last - 1).masked_fill(~present, float("inf")).amin()

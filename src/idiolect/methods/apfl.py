@@ -1,9 +1,13 @@
 """APFL: a learned mixture of a personal and the global model.
 
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", 2020, Algorithm 1. The mixture is
-αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters. PFLlib
-(d832e76) instead trains v on its own loss, outside the mixture, takes for ∇f(v̄) the mixture of the
-gradients at v and w, and overwrites v by the mixture at the end of each round.
+αv + (1 − α)w with w the client's own copy of the global model; v keeps its own parameters. We weigh
+clients by their examples; `uniform = true` is the mean as printed. The authors' code
+(MLOPTPSU/FedTorch ab8068d) weighs them alike, mixes logits rather than parameters, and moves α once
+a round, at its first batch, where ours does so at every batch; for ∇f(v̄) it takes the mixture of
+the gradients at v and w, to whose product with v − w it adds 0.02 α. PFLlib (d832e76) has that step
+at every batch, trains v on its own loss, outside the mixture, and overwrites v by the mixture at
+the end of each round.
 """
 
 from dataclasses import dataclass

@@ -7,9 +7,10 @@ a random share of its examples (Eq. 7): in every round one pass, and before the 
 Θ is not the initial model, passes until W_i converges. Where the box says "converges" we stop when
 a pass moves W_i by less than `tolerance` on average; the released code asks instead for ten losses,
 each of a pass's last batch, whose deviation is below a threshold. It also takes the share from a
-random place on end rather than at random. Deployed is the mixture, before training, as their code
-evaluates it. Running statistics are Θ's. A newcomer has no model of its own: it trains Θ. Those
-who are absent keep model and W_i, while the released code mixes again for everyone in every round.
+random place on end rather than at random, and its p counts tensors: 2 there are weight and bias of
+the last layer, one layer here. Deployed is the mixture, before training, as their code evaluates
+it. Running statistics are Θ's. A newcomer has no model of its own: it trains Θ. Those who are
+absent keep model and W_i, while the released code mixes again for everyone in every round.
 A client whose only round was the first has no weights yet; deployed, it takes one pass from all of
 Θ, not passes until they converge as a second round would.
 Equations, preset and what is said of released code are by our notes: the text was not at hand to

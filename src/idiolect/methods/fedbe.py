@@ -14,10 +14,11 @@ others take them anew. Personal is the global model: FedBE is a way to aggregate
 
 The released code (hongyouc/FedBE) fits its Gaussian to the updates of each tensor scaled to norm
 one, clients alike, and scales the noise by 0.1; sharpens the target by a temperature of ½ (preset
-`code`); takes a constant rate. Its Dirichlet reads an option (`alpha`) that its parser has not, as
-do `is_logit`, `logit_method` and `soft_vote`, so that it stops with an error as published; and
-where only a part of the clients comes, it weighs them by the sizes of others, for the list of sizes
-is not cut to the cohort.
+`code`); takes a constant rate; and divides the divergence by the number of classes too, which makes
+its steps as many times shorter than ours at that rate. Its Dirichlet reads an option (`alpha`) that
+its parser has not, as do `is_logit`, `logit_method` and `soft_vote`, so that it stops with an error
+as published; and where only a part of the clients comes, it weighs them by the sizes of others, for
+the list of sizes is not cut to the cohort.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """

@@ -2,7 +2,8 @@
 
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
 Algorithm 1. What stays local is the scale and shift of every normalisation layer, and with batch
-normalisation (`norm = "batch"`, the paper's) its running statistics too.
+normalisation (`norm = "batch"`, the paper's) its running statistics too. The rest is averaged by
+examples, as PFLlib does; the algorithm and the authors' code weigh clients alike, `uniform = true`.
 """
 
 from dataclasses import dataclass

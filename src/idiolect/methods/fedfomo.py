@@ -7,13 +7,13 @@ data; weights are brought to sum one and θ moves to θ + Σ w_n (θ_n − θ). 
 data, or to whom no model is worth anything, goes on with its own.
 
 The server remembers in P what models were worth to whom, and sends the best; now and then it sends
-others (ε-greedy). To P is added each weight as Eq. 3 has it (our reading: the paper's text was
-not at hand to check), below zero where a model is worse than the client's own, so that such a model
-is sent no more; the released code divides these by the size of their sum first ("normalised").
-"clipped" adds the weights of Eq. 4 instead, which are never
-below zero: then what was harmful stands beside what was never tried, and may be sent for ever.
-Lengths are over parameters; running statistics move along. The round is turned by one step: mix
-what was downloaded, train, upload.
+others (ε-greedy: one coin for an offer, in the released code one for each model of it). To P is
+added each weight as Eq. 3 has it (our reading: the paper's text was not at hand to check), below
+zero where a model is worse than the client's own, so that such a model is sent no more; the
+released code divides these by the size of their sum first ("normalised"). "clipped" adds the
+weights of Eq. 4 instead, which are never below zero: then what was harmful stands beside what was
+never tried, and may be sent for ever. Lengths are over parameters; running statistics move along.
+The round is turned by one step: mix what was downloaded, train, upload.
 """
 
 from dataclasses import dataclass

@@ -11,9 +11,12 @@ for each client of the cohort the heads of the cohort by the α that minimise Σ
 the combined head on the averaged body, before training.
 
 V_i is (mean ‖φ(x)‖² − ‖H_i‖²) / n_i, as in the released code. That code drops α below 0.001;
-PFLlib's copy (d832e76) does so without making the rest add up to one again, and averages centroids
-by client. A client that is absent keeps its head on the server. A newcomer gets the mean head of
-those that came so far and trains it on the fixed body. Classification only.
+PFLlib's copy (d832e76) does so without making the rest add up to one again, averages centroids by
+client, and deals the mixtures wrongly: V and H stand in the order in which clients were drawn, the
+heads in that of a second draw (`receive_models`), so most clients get the mixture of another, of
+other heads than it was found for, even where everyone takes part. A client that is absent keeps its
+head on the server. A newcomer gets the mean head of those that came so far and trains it on the
+fixed body. Classification only.
 
 Written from notes and released code: the paper's text was not at hand to check equation numbers.
 """

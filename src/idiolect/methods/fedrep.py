@@ -2,7 +2,9 @@
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
 Algorithm 1. The server averages clients alike, as the algorithm prints it; `uniform = false` weighs
-them by their examples, as FedPer does.
+them by their examples, as FedPer does. The authors' code (lgcollins/FedRep d82e629) ends with a
+round in which all clients train the head alone for ten epochs or more; here nothing follows the
+rounds.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,8 @@ sum is the personal model. The personal head starts as the generic one, as in PF
 fits a personal head on the fixed rest. Classes that a client has not are left out of its balanced
 softmax. Classification only.
 
-Written from notes and released code: the paper's text was not at hand to check equation numbers.
+Written from notes and PFLlib's code (the authors' repository holds none): the paper's text was not
+at hand to check equation numbers.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """FML: a shared and a private model teach each other, without pulls.
 
 Shen et al., "Federated Mutual Learning", 2020, Eqs. 4-5 and Algorithm 1. Both models step on the
-same batch; KL is summed over classes (the public port divides by their number).
+same batch; KL is summed over classes. PFLlib (d832e76) divides it by their number and does not hold
+the teacher constant: the gradient of each loss moves the other model as well.
 
 The preset `pfllib` has the rate and batch of PFLlib; its defaults α = 1, β = 0 would leave
 the private model without a teacher and the shared one without labels.

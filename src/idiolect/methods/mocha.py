@@ -157,8 +157,9 @@ class MOCHA(NewcomerMessage, NewcomerModel, StateTrace, Method):
         there = tree.double(state.heard)
         known = tree.double(tree.flat(batchnorm.parameters(state.models))) * there.unsqueeze(1)
         products = known @ known.T
-        values, vectors = torch.linalg.eigh(products + torch.diag(state.least * there))
-        root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+        # The same ε² for those who were not heard: a zero would be rounded, and its root is larger.
+        values, vectors = torch.linalg.eigh(products + torch.diag(state.least.expand_as(there)))
+        root = vectors * values.clamp(min=0).sqrt() @ vectors.T * torch.outer(there, there)
         share = root / root.diagonal().sum().clamp(min=1e-30) * there.sum()
         best: Tensor = (share + torch.diag(1 - there)) / tree.double(state.members)
         return best.to(state.heard)
