@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FIGURES = RESULTS
 PAGE = ROOT / "docs" / "reproduction" / "field.md"
 
-GLOBAL = ("FedAvg", "FedProx")
+GLOBAL = ("FedAvg", "FedProx", "FedGen")
 KDH_ROUNDS = 50
 LEAST = 10  # rounds: a line that was cut before is not kept
 MILESTONES = (30, 100, 300, 1000)  # rounds by which the best test round so far is kept

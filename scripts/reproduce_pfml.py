@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from paper_pfml import ACCURACY, SENSITIVITY
-from reproduction import RESULTS, curves, deviation, fill, keep, run, table
+from reproduction import RESULTS, curves, deviation, fill, gains, keep, run, table
 
 HERE = Path(__file__).resolve().parent.parent / "docs" / "reproduction"
 FIGURES = RESULTS / "pfml.json"
@@ -51,7 +51,27 @@ def collect(folders: list[str]) -> None:
             kept[name or Path(folder).name]["methods"][label]["curves"] = curve
         for label, curve in curves(Path(folder) / "metrics.parquet", "train_curve", "loss").items():
             kept[name or Path(folder).name]["methods"][label]["losses"] = curve
+        for label, tested in _global_on_test(Path(folder)).items():
+            kept[name or Path(folder).name]["methods"][label]["global_on_test"] = tested
     FIGURES.write_text(json.dumps(kept, sort_keys=True) + "\n")
+
+
+def _global_on_test(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return label -> round -> a seed's global model, clients weighed by their test rows."""
+    import pandas
+
+    methods = json.loads((folder / "result.json").read_text())["methods"]
+    rows = pandas.read_parquet(folder / "metrics.parquet")
+    rows = rows[(rows["split"] == "test_curve") & (rows["metric"] == "accuracy")]
+    found: dict[str, dict[str, list[float]]] = {}
+    for (label, number), own in rows[rows["model"] == "global"].groupby(["method", "round"]):
+        for seed in methods[label]["seeds"]:
+            scored = own[own["seed"] == seed["seed"]].set_index("client")["value"]
+            tests = {str(one["client"]): one["test"] for one in seed["clients"]}
+            total = sum(scored[name] * number for name, number in tests.items() if number)
+            score = round(float(total) / sum(tests.values()), 5)
+            found.setdefault(label, {}).setdefault(str(number), []).append(score)
+    return found
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +125,7 @@ def write() -> None:
         "curves": _learning(kept),
         "best-round": _best_rounds(kept),
         "losses": _losses(kept),
+        "server-rest": _server_rates(kept, "pfml-synthetic-server-dnn-rest"),
         "chosen": _chosen(kept),
     }
     for number, names in {
@@ -190,6 +211,19 @@ def _sensitivity(kept: Kept, names: list[str]) -> list[str]:
             paper = [f"{global_model:.2f}", f"{personal:.2f}"]
             rows.append([where, label, cells[0], paper[0], cells[1], paper[1], cells[2]])
     return table(["", "setting", "GM", "paper", "PM (θ)", "paper", "auxiliary (m)"], rows)
+
+
+def _server_rates(kept: Kept, name: str) -> list[str]:
+    """Compare β = 4 with 2 after half of the rounds and after all, on test data of each seed."""
+    methods = kept.runs[name]["methods"]
+    two, four = (methods[f"beta {beta}"]["global_on_test"] for beta in (2, 4))
+    rows, differences = [], []
+    for mark in ("600", "1200"):
+        low, high = ([100 * value for value in own[mark]] for own in (two, four))
+        rows.append([mark, *(f"{mean(own):.2f} ± {deviation(own):.2f}" for own in (low, high))])
+        differences.append([b - a for a, b in zip(low, high, strict=True)])
+    rows = [[*row, gain] for row, gain in zip(rows, gains(differences), strict=True)]
+    return table(["GM, only the cohort trains, after rounds", "β = 2", "β = 4", "4 above 2"], rows)
 
 
 def _learning(kept: Kept) -> list[str]:

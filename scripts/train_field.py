@@ -24,7 +24,7 @@ from idiolect.experiment.train import planned_work
 from idiolect.results.document import versions
 
 # One global network needs many rounds to be flat.
-LONG = ("FedAvg", "FedProx")
+LONG = ("FedAvg", "FedProx", "FedGen")
 TUNED_ONCE = ("FedAvg + FT", "FedBABU")  # not at every point of the curve, as in PFLlib
 SETTLED = 2  # first rounds: kernels are chosen, graphs recorded
 EVERY, POINTS = 5, 40  # rounds between points of a curve, at least; points of it that are kept
