@@ -182,6 +182,20 @@ def test_no_more_rounds_are_reported_than_the_run_was_let_in_for(tmp_path):
     assert ask(node, "step", task(1), alone.form).kind == "yes"
 
 
+def test_no_round_is_done_again_under_another_number(tmp_path):
+    """Personal state is kept by the client's number: of another one no round has been done."""
+    own = site(tmp_path)
+    alone = joined(Node(own), experiment(), clients=4)
+    node = Node(own)  # started anew
+    joined(node, experiment(), clients=4)
+    assert ask(node, "step", task(), alone.form).kind == "yes"
+    assert code(ask(node, "open", opening(experiment(), clients=4, place=1))) == "data"
+    assert code(ask(Node(own), "open", opening(experiment(), clients=4, place=3))) == "data"
+    assert len(list(own.home.glob("state/test/*"))) == 1
+    later = opening(experiment(), clients=4, place=1, newcomer=True)
+    assert ask(node, "open", later).kind == "yes"  # who tells nothing but scores
+
+
 def test_a_newcomer_gives_no_report(tmp_path):
     """Also where it insists on masks: a run that is over is no way around them."""
     policy = SitePolicy(require_secure=True)

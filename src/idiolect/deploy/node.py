@@ -212,7 +212,8 @@ class Node:
         traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
         node_records.claim_run(home, run, message.field("submitter", str), *traces)
         division = protocol.digest(repr(data.experiment.data).encode())
-        self._releases.begin(run, data.experiment.seeds, division, spent)
+        client = None if newcomer else data.client  # who reports nothing does no round twice
+        self._releases.begin(run, data.experiment.seeds, division, spent, client)
         if data.seen is not None:
             self._releases.divide([held.train[0] for held in data.federations])
         self._gate.opened(message, promise, approved)
