@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from idiolect.aggregation import RULES
 from idiolect.core.capabilities import ArchitectureState, Privacy, Refit, has
 from idiolect.core.checkpoint import write_whole
-from idiolect.core.method import Method
+from idiolect.core.method import Method, RunPlan
 from idiolect.data import SOURCES, Dataset
 from idiolect.data.columns import embedded_blocks
 from idiolect.data.federation import TestData
@@ -105,6 +105,15 @@ class RemoteJob(Job):
     public: Sequence[Dataset] | None = None  # the server's own, by seed
 
     federated: ClassVar[bool] = True
+
+    def plan(self, rounds: int) -> RunPlan:
+        """Return who takes part, of sites that came later none.
+
+        Among fewer a client is drawn more often, so what is promised holds for the first rounds
+        too.
+        """
+        plan = super().plan(rounds)
+        return plan._replace(clients=min(plan.clients, self.registry.able))
 
     @property
     def task(self) -> str:
