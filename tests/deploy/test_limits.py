@@ -266,6 +266,25 @@ def test_a_last_batch_of_under_half_the_rows_is_left_out(tmp_path):
     assert any(not found[True][name].equal(first[name]) for name in first)
 
 
+def test_no_gradient_step_is_of_fewer_rows_than_the_site_allows(tmp_path):
+    """72 rows in batches of 16: half a batch is left, which is too few where 9 are asked for."""
+    wanted = experiment("training.batch=16")
+    found = {}
+    for least in (8, 9):
+        (home := tmp_path / f"m{least}").mkdir()
+        node = Node(site(home, rows=120, name="clinic", policy=SitePolicy(min_batch=least)))
+        alone = joined(node, wanted)
+        assert len(node._joined.data.federations[0].train[0]) == 72
+        found[least] = ask(node, "step", task(), alone.form).leaves
+    few = Node(site(tmp_path, rows=120, name="clinic", policy=UNLIMITED))
+    alone = joined(few, experiment("training.batch=16", "training.steps=4"))
+    whole = ask(few, "step", task(), alone.form).leaves  # the last 8 rows are the fifth step
+    assert all(found[9][name].equal(whole[name]) for name in whole)
+    assert any(not found[8][name].equal(whole[name]) for name in whole)
+    request = Request("train", 16, 1, 0, True, 0)
+    assert limits.behind(request, 72, 8).steps == 5 and limits.behind(request, 72, 9).steps == 4
+
+
 def served(folder, nodes, *sets, methods=FEDAVG):
     text = export_experiment(experiment(*sets, methods=methods))
     inside = InProcess({node._site.name: node for node in nodes})

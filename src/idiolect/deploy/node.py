@@ -537,7 +537,9 @@ class Node:
             if method.alone
             else lambda request, rows: limits.refuse_training(site.policy, request, rows),
             # A share of a dataset that anyone can have is trained on as a simulation does.
-            short_batches=site.policy.short_batches or site.client is not None,
+            least_rows=0
+            if site.policy.short_batches or site.client is not None
+            else site.policy.min_batch,
         )
         owner = StateOwner(site.federation, data.client, joined.run, label, seed)
         state = PersonalState(site.home, owner, runtime.personal)
