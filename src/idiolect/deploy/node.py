@@ -215,7 +215,7 @@ class Node:
         client = None if newcomer else data.client  # who reports nothing does no round twice
         self._releases.begin(run, data.experiment.seeds, division, spent, client)
         if data.seen is not None:
-            self._releases.divide([held.train[0] for held in data.federations])
+            self._refuse_difference(data)
         self._gate.opened(message, promise, approved)
         self._runs[run] = joined
         self._runs.move_to_end(run)
@@ -245,6 +245,13 @@ class Node:
         stacked = (torch.tensor(np.stack(part)) for part in zip(*each, strict=True))
         return protocol.pack("yes", entry, dict(zip(names, stacked, strict=True)))
 
+    def _refuse_difference(self, data: NodeData) -> None:
+        """Refuse statistics whose difference from others that were told would tell of few rows."""
+        self._releases.divide([held.train[0] for held in data.federations])
+        told = disclosure.DescriptionLog(self._site.home, self._site.policy)
+        for held in data.federations:
+            told.refuse_difference(held.dataset, held.train[0])
+
     def _columns(self, message: Message, blob: bytes) -> bytes:
         """Tell sums of the table's columns, and of the target: for one encoder of all sites."""
         joined, data = self._run_of(message), self._run_of(message).data
@@ -252,10 +259,7 @@ class Node:
             raise Refused("newcomer", "statistics were asked for in a run that is over")
         if not (data.table or data.task.waiting) or data.source:
             raise Refused("columns", "this site's data is no table")
-        self._releases.divide([held.train[0] for held in data.federations])
-        told = disclosure.DescriptionLog(self._site.home, self._site.policy)
-        for held in data.federations:
-            told.refuse_difference(held.dataset, held.train[0])
+        self._refuse_difference(data)
         table = message.field("table", bool)
         sums = encoder_agreement.told_columns(data, table, self._site.policy.min_cell)
         plans = encoder_agreement.stated_plans(data) if table else []
