@@ -11,11 +11,12 @@ import torch
 from inverting import closeness, inverted, patients
 
 from idiolect.core.batches import Request
-from idiolect.deploy import handshake, limits, node_records, protocol
+from idiolect.deploy import handshake, limits, node_records, protocol, secure_sum
 from idiolect.deploy.limits import UNLIMITED, SitePolicy, initial_policy, read_site_policy
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import POLICY_LIMITS, Refused
+from idiolect.deploy.secure_aggregation import Participant
 from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError
@@ -400,6 +401,23 @@ def test_under_masks_a_node_counts_the_members_itself(tmp_path):
     cheated = Boasting(fed.inside(tmp_path / "more", 3, policy=policy)._nodes)
     with pytest.raises(ConfigError, match="min_cohort"):
         fed.served(fed.experiment("fedavg", sets=sets), cheated, tmp_path / "run")
+
+
+@pytest.mark.parametrize("stage", ["confirm", "unmask"])
+def test_a_site_counts_the_survivors_of_a_sum_too(tmp_path, stage):
+    """Of four members one may be lost: then the sum is of three, where the site asks for four."""
+    names = {"run": "r1", "label": "FedAvg", "of": "step", "sum": "s", "seed": 0, "round": 0}
+    four = [Participant(protocol.Message("keys", names, {}).sum_id(), name) for name in "abcd"]
+    keys = {one.name: one.keys() for one in four}
+    boxes = {one.name: one.shares(keys) for one in four}
+    sums = secure_sum.NodeSums("a", None, tmp_path, least=4)
+    four[0].masked(np.zeros(1, np.uint64), {name: boxes[name]["a"] for name in "bcd"})
+    sums._sum = secure_sum._Sum(four[0], None, "digest")
+    with pytest.raises(Refused, match="3 sites; min_cohort is 4"):
+        sums.stage(protocol.Message(stage, {**names, "survivors": list("abc")}, {}))
+    if stage == "unmask":
+        _, fields = sums.stage(protocol.Message(stage, {**names, "survivors": list("abcd")}, {}))
+        assert not fields
 
 
 def test_epsilon_of_all_seeds_and_methods_counts(tmp_path):
