@@ -1,5 +1,6 @@
 """Rules, privacy and personalisation on a real federation: the server's step is the simulator's."""
 
+import dataclasses
 import hashlib
 import json
 from typing import ClassVar
@@ -8,10 +9,11 @@ import federations as fed
 import numpy as np
 import pytest
 
-from idiolect.aggregation import accounting
+from idiolect.aggregation import accounting, guarantee
 from idiolect.aggregation.accounting import PrivacyTerms
 from idiolect.core import checkpoint, tree
 from idiolect.deploy import protocol
+from idiolect.deploy.limits import UNLIMITED
 from idiolect.deploy.messenger import FaultLog, Messenger, Stopped, Transport, WaitPolicy
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import make_messenger, serve, served_methods
@@ -123,6 +125,25 @@ def test_private_cohorts_are_drawn_in_secret_and_nothing_tells_of_them(tmp_path)
     public = sampling.Attendance(experiment.seeds[0], np.arange(4), 2, "fixed", False)
     seeds = {round: {f"site-{n}" for n in public.reporting(round)} for round in range(6)}
     assert drawn[0] != drawn[1] and seeds not in drawn
+
+
+@pytest.mark.parametrize("noise", [60.0, 0.01])
+def test_a_private_round_of_one_that_was_drawn_ends_no_run(noise, tmp_path, monkeypatch):
+    """Sites ask for two in a round; where the noise means something, one may be drawn alone."""
+    monkeypatch.setattr(guarantee, "LEAST_CLIENTS", 3)
+    drawn = {"poisson": lambda clients, size: clients[:1]}
+    monkeypatch.setattr(sampling, "_SECRET", drawn)
+    rule = f'aggregate = {{ name = "dp", noise = {noise}, force = true }}'
+    experiment = wanted(rule, sets=("rounds=2", "draw=poisson", "cohort=2"))
+    policy = dataclasses.replace(UNLIMITED, min_cohort=2)
+    nodes = fed.inside(tmp_path / "nodes", policy=policy)
+    if noise < 1:
+        with pytest.raises(ConfigError, match="min_cohort"):
+            fed.served(experiment, nodes, tmp_path / "served")
+        return
+    found = fed.served(experiment, nodes, tmp_path / "served")["methods"]["own"]
+    assert found["privacy"]["meaningful"]
+    assert found["seeds"][0]["traffic"]["participations"] == 2
 
 
 class Late(Transport):

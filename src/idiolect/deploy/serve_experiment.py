@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
+from idiolect.core import capabilities
 from idiolect.core.capabilities import ArchitectureState, Privacy, Refit, has
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.method import Method, RunPlan
@@ -186,6 +187,7 @@ class RemoteJob(Job):
 
     def simulation(self, personal: Path | None = None) -> Server:
         """Return the server."""
+        told = capabilities.promise(self.method, self.plan(self.rounds)).get("privacy", {})
         return Server(
             self.label,
             self.method,
@@ -198,6 +200,7 @@ class RemoteJob(Job):
             self.deploy,
             self.public,
             self.bystanders,
+            hides=bool(told.get("meaningful")),
         )
 
 
