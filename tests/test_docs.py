@@ -122,6 +122,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_tests_that_pages_name_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:[\w]+/)*test_\w+\.py)`", page.read_text(encoding="utf-8")):
+        assert list(ROOT.glob(name)) or list((ROOT / "tests").rglob(name)), f"{page.name}: {name}"
+
+
 def test_every_threat_is_stopped_by_a_test_that_exists_or_is_said_to_be_open():
     """Each row of threats.md names tests of ours, or says "not protected"."""
     text = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ it could be found by trying; and it was drawn as floating-point numbers.
 """
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from scipy import stats
 import worlds
 from idiolect.aggregation import Private, noise
 from idiolect.aggregation import private_mean as rules
-from idiolect.aggregation.aggregator import Aggregated, Shortened, row_norms
+from idiolect.aggregation.aggregator import Aggregated, Shortened, row_norms, shorten
 from idiolect.core import tree
 from idiolect.core.capabilities import Privacy, has
 from idiolect.core.checkpoint import save
 from idiolect.core.method import Report, RunPlan, Setup
+from idiolect.deploy import secure_sum
 from idiolect.deploy.server import apply_reports
 from idiolect.errors import CheckpointError, ConfigError
 from idiolect.experiment import run_state
@@ -145,6 +147,55 @@ def test_one_client_moves_the_exact_sum_by_the_bound_at_most(monkeypatch):
         assert math.sqrt(moved) <= 0.5 * (1 + rules._ROUNDED)
         if length >= 1:
             assert math.sqrt(moved) == pytest.approx(0.5, rel=1e-3)
+
+
+def _seen(monkeypatch):
+    seen = []
+    real = rules.Private._noised
+    monkeypatch.setattr(
+        rules.Private, "_noised", lambda self, *a: seen.append(a[2]["w"]) or real(self, *a)
+    )
+    return seen
+
+
+def _refuse_loud(one, two, z):
+    """Exactly, in whole steps: the noise has a spread of 2^28 of them."""
+    moved = sum((int(a) - int(b)) ** 2 for a, b in zip(one.tolist(), two.tolist(), strict=True))
+    assert moved * Fraction(z) ** 2 <= noise.SPREAD**2
+
+
+@pytest.mark.parametrize("z", [1e-4, 1000.2])
+def test_the_noise_is_z_times_what_one_client_moves_whatever_is_rounded(z, monkeypatch):
+    """Coarse steps, of which each number is 2683.8: rounded up they would be longer than S."""
+    seen, rule = _seen(monkeypatch), Private(noise=z, clip=0.5, cohort=3.0)
+    for trial in range(8):
+        draw = torch.Generator().manual_seed(trial)
+        row = torch.ones(10_000) if trial == 0 else torch.randn(10_000, generator=draw)
+        params = {"w": torch.stack([row, -row])}
+        for weight in (torch.ones(2), torch.tensor([0.0, 1.0])):
+            rule.combine(rule.start(SETUP), {"w": torch.zeros(10_000)}, params, weight)
+        _refuse_loud(*seen[-2:], z)
+
+
+@pytest.mark.parametrize(("z", "clip"), [(1.0, 1.3009e-5), (1000.2, 0.5)])
+def test_under_masks_too_where_nodes_round_before_they_are_added_up(z, clip, monkeypatch):
+    """To 2^-32, of which each number is 558.7 here; what the server adds is rounded once more."""
+    seen, rule = _seen(monkeypatch), Private(noise=z, clip=clip, cohort=3.0)
+    sent = {"w": torch.zeros(10_000)}
+
+    def report(value):
+        rows = {"w": torch.full((1, 10_000), float(value))}
+        cut = shorten(sent, rows, torch.ones(1), torch.tensor(clip))
+        return Report(tree.map(lambda leaf: leaf[0], cut), torch.ones(()))
+
+    step = z * clip / noise.SPREAD
+    for other in (0.0, 0.3 * step, 0.49 * step, 1.0):
+        for mine in (report(1.0), report(0.0)):
+            rest = [report(other), report(0.0)]
+            total = sum(secure_sum.fixed(one, 3) for one in (mine, *rest))
+            mean = secure_sum._mean(total, mine)
+            rule.combine_sum(rule.start(SETUP), sent, tree.scale(3.0, mean.params), 3)
+        _refuse_loud(*seen[-2:], z)
 
 
 def test_the_norm_of_a_report_is_over_all_leaves():

@@ -14,6 +14,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from idiolect.data import own
+from idiolect.data.parquet import read_parquet
 from idiolect.errors import IdiolectError
 
 quick = settings(
@@ -170,6 +171,42 @@ def test_a_small_npz_that_unpacks_to_gigabytes_is_refused(tmp_path):
             for _ in range(400):
                 file.write(bytes(1 << 20))
     assert "unpacks to" in refused(tmp_path, "bomb.npz", out.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["numbers", "codes", "words", "prefixes", "images", "lists"])
+def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused(kind, tmp_path):
+    """A value is stored once and said to stand in many rows; no page is large by itself."""
+    rows, long = 100, "x" * (1 << 20)
+    codes = pyarrow.array([0] * rows, pyarrow.int32())
+    often = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array([long]))
+    blobs = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array([long.encode()]))
+    ends = pyarrow.array(range(rows + 1), pyarrow.int32())
+    column, options = {
+        "numbers": (pyarrow.array(np.full(4 << 20, 0.5)), {}),
+        "codes": (pyarrow.array([b"x" * (1 << 20)] * rows, pyarrow.binary(1 << 20)), {}),
+        "words": (often, {}),
+        "prefixes": (
+            pyarrow.array([long] * rows),
+            {"use_dictionary": False, "column_encoding": {"x": "DELTA_BYTE_ARRAY"}},
+        ),
+        "images": (pyarrow.StructArray.from_arrays([blobs], ["bytes"]), {}),
+        "lists": (pyarrow.ListArray.from_arrays(ends, often), {}),
+    }[kind]
+    table = pyarrow.table({"x": column, "label": np.zeros(len(column), np.int64)})
+    out = io.BytesIO()
+    with parquet.ParquetWriter(out, table.schema, store_schema=False, **options) as writer:
+        for _ in range(5 if kind == "numbers" else 3):
+            writer.write_table(table)
+    assert len(out.getvalue()) < 200_000
+    assert "unpacks to" in refused(tmp_path, "bomb.parquet", out.getvalue())
+
+
+def test_a_parquet_of_often_repeated_words_is_read(tmp_path):
+    """What could be too much is measured, and is not."""
+    words = ["usual " * 100, "rare"]
+    table = pyarrow.table({"text": words * 40_000, "label": [0, 1] * 40_000})
+    parquet.write_table(table, tmp_path / "texts.parquet")
+    assert read_parquet(tmp_path / "texts.parquet").equals(table)
 
 
 def test_an_array_that_claims_more_than_it_has_is_refused(tmp_path):

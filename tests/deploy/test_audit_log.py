@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from random import Random
 
 import auditing
 import pytest
@@ -15,7 +16,7 @@ from auditing import FACTS, SITES, Clock, Federation, Members, entries, rewrite,
 from kitmaking import HOST
 
 from idiolect.deploy import audit, audit_check
-from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.audit import AuditLog, lines_of
 from idiolect.deploy.audit_check import check
 from idiolect.errors import DeployError
 
@@ -430,7 +431,7 @@ def test_a_hundred_honest_runs_with_crashes_raise_no_alarm(tmp_path, members, mo
 WRITER = """
 import sys
 from pathlib import Path
-from idiolect.deploy.audit import AuditLog
+from idiolect.deploy.audit import AuditLog, lines_of
 log = AuditLog(Path(sys.argv[1]), "site-0", "node")
 while True:
     print(log.append("note", text="x" * 20000).number, flush=True)
@@ -527,3 +528,41 @@ def test_whoever_repeats_a_message_adds_nothing_to_the_log(tmp_path, members):
     for _ in range(3):
         run.channels["site-0"].answer(seen[-1], lambda body: b"")
     assert run.path("site-0").stat().st_size == before and not found(run).problems
+
+
+_ANYTHING = (None, 0, -1, 1e308, [], {}, [1], True, "", "\ud800", "2026-01-01", "[" * 100_000)
+
+
+def _places(part):
+    """Return every place of a JSON value: what it is in, and by which key."""
+    found = []
+    for key, inner in part.items() if isinstance(part, dict) else enumerate(part):
+        found.append((part, key))
+        found += _places(inner) if isinstance(inner, dict | list) else []
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_member_writes_into_its_log_is_named_and_ends_no_check(logs, seed):
+    """A traceback in place of a finding would hide the finding, and whose it is."""
+    random = Random(seed)
+    heads = logs.folder / audit.HEADS_FILE
+    path = random.choice([*logs.paths(), heads])
+    lines = path.read_bytes().splitlines()
+    entry = json.loads(lines[place := random.randrange(len(lines))])
+    within, key = random.choice(_places(entry))
+    inner = within[key]
+    if key == "header" and random.random() < 0.5:
+        changed = json.loads(inner)
+        changed[random.choice(list(changed))] = random.choice(_ANYTHING)
+        within[key] = json.dumps(changed)
+    else:
+        within[key] = random.choice([one for one in _ANYTHING if one != inner])
+    raw = "[" * 100_000 if random.random() < 0.1 else json.dumps(entry)
+    path.write_bytes(b"\n".join([*lines[:place], raw.encode(), *lines[place + 1 :]]) + b"\n")
+    found = check([*logs.paths(), heads], logs.members.authority)
+    used = key in ("header", "signature", "der") or raw[0] == "["
+    assert found.problems or (path == heads and not used)
+    for line in lines_of(path):
+        if (read := audit.read_entry(line)) is not None:
+            assert audit.told(read)

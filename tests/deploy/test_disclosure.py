@@ -20,7 +20,7 @@ from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import make_messenger
-from idiolect.deploy.site import NodeSettings
+from idiolect.deploy.site import NodeSettings, load_node_data
 from idiolect.errors import DeployError
 from idiolect.experiment.load import parse_experiment
 from idiolect.experiment.portable import export_experiment
@@ -177,6 +177,34 @@ def test_rows_that_differ_in_few_are_not_described_twice(tmp_path):
     )
     path.write_text("\n".join(lines) + "\n")
     assert ask(Node(own), "describe", question(run="d6", experiment=ordered)).kind == "yes"
+
+
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+def test_a_changed_value_is_not_the_difference_of_two_runs(kind, tmp_path):
+    """Exact means leave when a run begins: of a plain table at once, of another when asked."""
+    from test_limits import experiment, opening
+
+    own = site(tmp_path, 110, policy=SitePolicy())
+    path = tmp_path / "hospital.csv"
+    lines = path.read_text().splitlines()
+    if kind == "typed":
+        lines = [f"{'ab'[n % 2] if n else 'ward'},{line}" for n, line in enumerate(lines)]
+    path.write_text("\n".join(lines) + "\n")
+    wanted = experiment('data.normalise="feature"')
+
+    def told(run):
+        node = Node(own)
+        answer = ask(node, "open", opening(wanted, run=run))
+        if answer.kind == "no" or kind == "plain":
+            return answer
+        return ask(node, "columns", {"run": run, "table": True})
+
+    assert told("r1").kind == told("r2").kind == "yes"
+    rows = load_node_data(own, export_experiment(wanted), 0).federations[0].train[0]
+    cells = lines[row := 1 + int(rows[0])].split(",")
+    changed = ",".join([*cells[:-2], "99.5", cells[-1]])
+    path.write_text("\n".join([*lines[:row], changed, *lines[row + 1 :]]) + "\n")
+    assert code(told("r3")) == "min_examples"
 
 
 def test_calling_a_value_a_gap_does_not_tell_how_many_have_it(tmp_path):

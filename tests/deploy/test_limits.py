@@ -11,11 +11,12 @@ import torch
 from inverting import closeness, inverted, patients
 
 from idiolect.core.batches import Request
-from idiolect.deploy import handshake, limits, node_records, protocol
+from idiolect.deploy import handshake, limits, node_records, protocol, secure_sum
 from idiolect.deploy.limits import UNLIMITED, SitePolicy, initial_policy, read_site_policy
 from idiolect.deploy.node import Node
 from idiolect.deploy.node_process import InProcess
 from idiolect.deploy.protocol import POLICY_LIMITS, Refused
+from idiolect.deploy.secure_aggregation import Participant
 from idiolect.deploy.serve_experiment import make_messenger, serve
 from idiolect.deploy.site import NodeSettings
 from idiolect.errors import ConfigError
@@ -182,6 +183,20 @@ def test_no_more_rounds_are_reported_than_the_run_was_let_in_for(tmp_path):
     assert ask(node, "step", task(1), alone.form).kind == "yes"
 
 
+def test_no_round_is_done_again_under_another_number(tmp_path):
+    """Personal state is kept by the client's number: of another one no round has been done."""
+    own = site(tmp_path)
+    alone = joined(Node(own), experiment(), clients=4)
+    node = Node(own)  # started anew
+    joined(node, experiment(), clients=4)
+    assert ask(node, "step", task(), alone.form).kind == "yes"
+    assert code(ask(node, "open", opening(experiment(), clients=4, place=1))) == "data"
+    assert code(ask(Node(own), "open", opening(experiment(), clients=4, place=3))) == "data"
+    assert len(list(own.home.glob("state/test/*"))) == 1
+    later = opening(experiment(), clients=4, place=1, newcomer=True)
+    assert ask(node, "open", later).kind == "yes"  # who tells nothing but scores
+
+
 def test_a_newcomer_gives_no_report(tmp_path):
     """Also where it insists on masks: a run that is over is no way around them."""
     policy = SitePolicy(require_secure=True)
@@ -250,6 +265,25 @@ def test_a_last_batch_of_under_half_the_rows_is_left_out(tmp_path):
     first = ask(one, "step", task(), alone.form).leaves
     assert all(found[False][name].equal(first[name]) for name in first)
     assert any(not found[True][name].equal(first[name]) for name in first)
+
+
+def test_no_gradient_step_is_of_fewer_rows_than_the_site_allows(tmp_path):
+    """72 rows in batches of 16: half a batch is left, which is too few where 9 are asked for."""
+    wanted = experiment("training.batch=16")
+    found = {}
+    for least in (8, 9):
+        (home := tmp_path / f"m{least}").mkdir()
+        node = Node(site(home, rows=120, name="clinic", policy=SitePolicy(min_batch=least)))
+        alone = joined(node, wanted)
+        assert len(node._joined.data.federations[0].train[0]) == 72
+        found[least] = ask(node, "step", task(), alone.form).leaves
+    few = Node(site(tmp_path, rows=120, name="clinic", policy=UNLIMITED))
+    alone = joined(few, experiment("training.batch=16", "training.steps=4"))
+    whole = ask(few, "step", task(), alone.form).leaves  # the last 8 rows are the fifth step
+    assert all(found[9][name].equal(whole[name]) for name in whole)
+    assert any(not found[8][name].equal(whole[name]) for name in whole)
+    request = Request("train", 16, 1, 0, True, 0)
+    assert limits.behind(request, 72, 8).steps == 5 and limits.behind(request, 72, 9).steps == 4
 
 
 def served(folder, nodes, *sets, methods=FEDAVG):
@@ -367,6 +401,23 @@ def test_under_masks_a_node_counts_the_members_itself(tmp_path):
     cheated = Boasting(fed.inside(tmp_path / "more", 3, policy=policy)._nodes)
     with pytest.raises(ConfigError, match="min_cohort"):
         fed.served(fed.experiment("fedavg", sets=sets), cheated, tmp_path / "run")
+
+
+@pytest.mark.parametrize("stage", ["confirm", "unmask"])
+def test_a_site_counts_the_survivors_of_a_sum_too(tmp_path, stage):
+    """Of four members one may be lost: then the sum is of three, where the site asks for four."""
+    names = {"run": "r1", "label": "FedAvg", "of": "step", "sum": "s", "seed": 0, "round": 0}
+    four = [Participant(protocol.Message("keys", names, {}).sum_id(), name) for name in "abcd"]
+    keys = {one.name: one.keys() for one in four}
+    boxes = {one.name: one.shares(keys) for one in four}
+    sums = secure_sum.NodeSums("a", None, tmp_path, least=4)
+    four[0].masked(np.zeros(1, np.uint64), {name: boxes[name]["a"] for name in "bcd"})
+    sums._sum = secure_sum._Sum(four[0], None, "digest")
+    with pytest.raises(Refused, match="3 sites; min_cohort is 4"):
+        sums.stage(protocol.Message(stage, {**names, "survivors": list("abc")}, {}))
+    if stage == "unmask":
+        _, fields = sums.stage(protocol.Message(stage, {**names, "survivors": list("abcd")}, {}))
+        assert not fields
 
 
 def test_epsilon_of_all_seeds_and_methods_counts(tmp_path):

@@ -62,6 +62,12 @@ def test_joining_tells_sizes_and_form_only(joined, tmp_path):
     told = ask(node, "open", opening(fed.experiment("fedper"))).head
     assert told["sizes"] == [[12, 4, 4]] and told["form"]["shape"] == [1, 28, 28]
     assert told["client"] == 0 and told["clients"] == 4 and told["form"]["public"] == 12
+    # All that there is: docs/deploy.md, "What crosses the network", lists it.
+    assert set(told) == {
+        *("client", "clients", "name", "source", "descriptions"),  # by which the rows are known
+        *("sizes", "form", "features", "table"),
+        *("least", "shown"),  # of the site's policy
+    }
     assert not any(str(tmp_path) in str(value) for value in told.values())
 
 

@@ -1,5 +1,6 @@
 """Rules, privacy and personalisation on a real federation: the server's step is the simulator's."""
 
+import dataclasses
 import hashlib
 import json
 from typing import ClassVar
@@ -8,9 +9,13 @@ import federations as fed
 import numpy as np
 import pytest
 
+from idiolect.aggregation import accounting, guarantee
+from idiolect.aggregation.accounting import PrivacyTerms
 from idiolect.core import checkpoint, tree
 from idiolect.deploy import protocol
-from idiolect.deploy.messenger import FaultLog, Messenger, Transport, WaitPolicy
+from idiolect.deploy.limits import UNLIMITED
+from idiolect.deploy.messenger import FaultLog, Messenger, Stopped, Transport, WaitPolicy
+from idiolect.deploy.protocol import Refused
 from idiolect.deploy.serve_experiment import make_messenger, serve, served_methods
 from idiolect.engine import sampling
 from idiolect.errors import ConfigError, MethodError
@@ -120,6 +125,58 @@ def test_private_cohorts_are_drawn_in_secret_and_nothing_tells_of_them(tmp_path)
     public = sampling.Attendance(experiment.seeds[0], np.arange(4), 2, "fixed", False)
     seeds = {round: {f"site-{n}" for n in public.reporting(round)} for round in range(6)}
     assert drawn[0] != drawn[1] and seeds not in drawn
+
+
+@pytest.mark.parametrize("noise", [60.0, 0.01])
+def test_a_private_round_of_one_that_was_drawn_ends_no_run(noise, tmp_path, monkeypatch):
+    """Sites ask for two in a round; where the noise means something, one may be drawn alone."""
+    monkeypatch.setattr(guarantee, "LEAST_CLIENTS", 3)
+    drawn = {"poisson": lambda clients, size: clients[:1]}
+    monkeypatch.setattr(sampling, "_SECRET", drawn)
+    rule = f'aggregate = {{ name = "dp", noise = {noise}, force = true }}'
+    experiment = wanted(rule, sets=("rounds=2", "draw=poisson", "cohort=2"))
+    policy = dataclasses.replace(UNLIMITED, min_cohort=2)
+    nodes = fed.inside(tmp_path / "nodes", policy=policy)
+    if noise < 1:
+        with pytest.raises(ConfigError, match="min_cohort"):
+            fed.served(experiment, nodes, tmp_path / "served")
+        return
+    found = fed.served(experiment, nodes, tmp_path / "served")["methods"]["own"]
+    assert found["privacy"]["meaningful"]
+    assert found["seeds"][0]["traffic"]["participations"] == 2
+
+
+class Late(Transport):
+    """One site is away at first; the server is stopped in a round, as if to begin again."""
+
+    def __init__(self, inner, away=(), until=99):
+        self._inner, self.sites = inner, inner.sites
+        self._away, self._until, self._over = away, until, False
+
+    def call(self, site, blob, seconds):
+        if site in self._away:
+            raise Refused("unreachable")
+        message = protocol.unpack(blob)
+        self._over |= message.kind == "step" and message.head["round"] >= self._until
+        return self._inner.call(site, blob, seconds)
+
+    def stopped(self):
+        return self._over
+
+
+@pytest.mark.parametrize("cohort", ["cohort=2", "rounds=4"])
+def test_a_site_that_comes_late_makes_no_round_before_it_cheaper(cohort, tmp_path):
+    """Two of three were drawn for three rounds of four: not one round cost what two of four do."""
+    rule = 'aggregate = { name = "dp", noise = 1.0, force = true }'
+    experiment = wanted(rule, sets=("rounds=4", "draw=poisson", cohort))
+    folder = tmp_path / "served"
+    with pytest.raises(Stopped):
+        fed.served(experiment, Late(fed.inside(tmp_path / "nodes"), {"site-2"}, 3), folder)
+    found = fed.served(experiment, Late(fed.inside(tmp_path / "nodes")), folder)
+    told = found["methods"]["own"]["privacy"]
+    terms = PrivacyTerms(1.0, 3, told["cohort"], "poisson", told["delta"], "rdp")
+    assert told["clients"] == 3 and told["epsilon"] == accounting.epsilon(terms, 4)
+    assert len(found["methods"]["own"]["seeds"][0]["clients"]) == 4  # it took part all the same
 
 
 def test_an_admin_is_not_told_who_is_waited_for_in_a_private_run(tmp_path):

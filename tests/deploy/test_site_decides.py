@@ -83,7 +83,8 @@ def test_a_node_works_in_its_hours_only_and_goes_on_in_them(tmp_path, monkeypatc
     monkeypatch.setattr(limits, "within", lambda hours, when: now[0])
     assert code(ask(node, "open", opening(experiment()))) == "hours"
     head = {"run": "r1", "label": "FedAvg", "seed": 0, "round": 0}
-    assert code(ask(node, "step", head)) == "hours"
+    for kind in ("columns", "step", "keys", "tell", "judge"):
+        assert code(ask(node, kind, head)) == "hours"
     now[0] = True
     assert code(ask(node, "step", head)) == "closed"  # it is asked for more by then
 

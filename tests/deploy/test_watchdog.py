@@ -161,6 +161,16 @@ def test_health_and_metrics_are_read_from_files_when_asked_for(kit):
         server.server_close()
 
 
+def test_a_connection_that_asks_nothing_is_closed(kit, monkeypatch):
+    monkeypatch.setattr(prometheus, "_PATIENCE", 0.2)
+    server = prometheus.serve_metrics(kit, Console(kit, False), 0)
+    with socket.create_connection(server.server_address) as silent:
+        silent.settimeout(20)
+        assert silent.recv(1) == b""
+    server.shutdown()
+    server.server_close()
+
+
 def test_a_new_certificate_is_noticed_when_all_of_it_is_there(kit, monkeypatch):
     """A folder that is being replaced is not used half-way."""
     monkeypatch.setattr(watchdog, "_SETTLED", 0.2)

@@ -23,13 +23,13 @@ _RATIO = 200  # larger ones by this factor at most
 MOST_PIXELS = 50_000_000  # of one image: a small file can claim to be a huge one
 
 
-def open_parquet(path: Path) -> Any:
-    """Open a Parquet file; a damaged one is a DataError."""
+def open_parquet(path: Path, as_codes: Sequence[str] = ()) -> Any:
+    """Open a Parquet file; a damaged one is a DataError. Some columns may be read as codes."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, read_dictionary=list(as_codes) or None)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
 
@@ -43,24 +43,79 @@ def read_parquet(path: Path) -> Any:
     import pyarrow
 
     opened = open_parquet(path)
-    refuse_bomb(path, path.stat().st_size, _unpacked(opened.metadata))
+    packed = path.stat().st_size
     try:
+        _refuse_claims(path, packed, opened)
         return opened.read()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
 
 
-def _unpacked(metadata: Any) -> int:
-    groups = (metadata.row_group(place) for place in range(metadata.num_row_groups))
-    return sum(group.total_byte_size for group in groups)
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_PLACE = 4  # bytes beside each string that say where it ends
+
+
+def _refuse_claims(path: Path, packed: int, opened: Any) -> None:
+    """Refuse a file whose cells take very much memory, though each value may be stored once.
+
+    A dictionary, or a prefix that values share, makes a megabyte of a few bits. So strings that
+    are stored in such ways, and could be too much, are measured before they are read as strings.
+    """
+    metadata, names, prefixed = opened.metadata, set[str](), set[str]()
+    claimed = most = largest = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for place in range(group.num_columns):
+            chunk, fixed = group.column(place), opened.schema.column(place).length
+            values, stored = max(chunk.num_values, group.num_rows), chunk.total_uncompressed_size
+            width = fixed if fixed > 0 else _WIDTHS.get(chunk.physical_type, 0)
+            claimed += max(stored, values * (width or _PLACE))
+            if width:
+                continue
+            # How they are stored is what the file says; that it says so may be a lie.
+            most += values * stored
+            names.add(chunk.path_in_schema)
+            largest = max(largest, stored)
+            if "DELTA_BYTE_ARRAY" in chunk.encodings:  # which is never read as codes
+                prefixed.add(chunk.path_in_schema)
+    refuse_bomb(path, packed, claimed)
+    if claimed + most <= _allowed(packed):
+        return
+    as_codes = open_parquet(path, tuple(names - prefixed))
+    # No value is longer than what is stored of its column.
+    batch = max(1, _UNPACKED // largest) if prefixed else 1 << 20
+    for group in range(metadata.num_row_groups):  # each has dictionaries of its own
+        for part in as_codes.iter_batches(batch, [group], sorted(names)):
+            claimed += sum(_decoded(column) for column in part.columns)
+            refuse_bomb(path, packed, claimed)
+
+
+def _decoded(column: Any) -> int:
+    """Return how many bytes the strings of a column are, in whatever it is nested."""
+    from pyarrow import compute, types
+
+    kind = column.type
+    if types.is_dictionary(kind):
+        sizes = compute.binary_length(column.dictionary)
+        return int(compute.sum(sizes.take(column.indices)).as_py() or 0)
+    if types.is_map(kind):
+        return _decoded(column.keys) + _decoded(column.items)
+    if types.is_struct(kind):
+        return sum(_decoded(own) for own in column.flatten())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _decoded(column.flatten())
+    return int(column.nbytes)
+
+
+def _allowed(packed: int) -> int:
+    return max(_UNPACKED, _RATIO * packed)
 
 
 def refuse_bomb(path: Path, packed: int, unpacked: int) -> None:
     """Refuse a small file that unpacks to very much."""
-    if unpacked > max(_UNPACKED, _RATIO * packed):
+    if unpacked > _allowed(packed):
         raise DataError(
             f"{path} has {packed:,} bytes and unpacks to {unpacked:,}; expected at most {_RATIO} "
-            "times as many: if it is meant, write it again without compression"
+            "times as many: if it is meant, write it again without compression or dictionaries"
         )
 
 

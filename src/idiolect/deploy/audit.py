@@ -65,7 +65,8 @@ def read_entry(line: bytes) -> Entry | None:
     try:
         found = json.loads(line)
         number, at, previous, kind = (found.pop(key) for key in ("n", "at", "prev", "kind"))
-        datetime.fromisoformat(at)
+        if datetime.fromisoformat(at).tzinfo is None:
+            return None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     words = (previous, kind)
@@ -82,18 +83,24 @@ def told(entry: Entry) -> str:
     words = []
     for name in ("question", "answer"):
         if isinstance(proof := entry.fields.get(name), dict):
-            header = json.loads(proof["header"])
             what = entry.fields.get("about" if name == "question" else "told", {})
-            said = " ".join(f"{key}={what[key]}" for key in sorted(what))
-            words.append(
-                f"{name} {header['sender']} to {header['to']}, {header['size']:,} bytes, "
-                f"sha256 {header['digest'][:16]} ({said})"
-            )
+            try:
+                words.append(f"{name} {_told_message(json.loads(proof['header']), what)}")
+            except (ValueError, TypeError, KeyError, RecursionError):
+                words.append(f"{name} that cannot be read")
     for key, value in sorted(entry.fields.items()):
         if key not in _HIDDEN:
             words.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     line = f"{entry.number} {entry.at} {entry.kind}: {'; '.join(words)}"
     return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _told_message(header: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    said = " ".join(f"{key}={about[key]}" for key in sorted(about))
+    return (
+        f"{header['sender']} to {header['to']}, {int(header['size']):,} bytes, "
+        f"sha256 {header['digest'][:16]} ({said})"
+    )
 
 
 def torn_digest(rest: bytes) -> str:

@@ -183,7 +183,9 @@ class _Check:
                     raise Refused("identity", "an answer to another question")
                 known = log.answered.setdefault(asked.mark, (asked, own, entry))
                 if known[2] is not entry:
-                    if entry.fields.get("told", {}).get("code") != "closed":  # asks to start anew
+                    told_to = entry.fields.get("told")
+                    closed = isinstance(told_to, dict) and told_to.get("code") == "closed"
+                    if not closed:  # which asks to start anew
                         raise Refused("identity", "the same message was answered twice")
         except Refused as error:
             self.problem("signature", log.owner, entry.number, str(error))
@@ -208,9 +210,9 @@ class _Check:
         number: int,
     ) -> _Statement:
         plain, signature = _word(proof.get("header"), ""), _decoded(proof.get("signature"))
-        signed = Signed(certificate, signature)
-        name, own = self.authority.signer(signed, plain.encode(), when)
-        header = Header.read(plain.encode())
+        signed, blob = Signed(certificate, signature), plain.encode(errors="replace")
+        name, own = self.authority.signer(signed, blob, when)
+        header = Header.read(blob)
         if (name, own) != (header.sender, role):
             raise Refused("identity", f"signed by {own} {name}, and it says {role} {header.sender}")
         mark = hashlib.sha256(plain.encode() + signature).hexdigest()
@@ -235,7 +237,7 @@ class _Check:
                 role = SERVER if json.loads(proof["header"])["sender"] == server else NODE
                 now = datetime.now(UTC)
                 self.statements.append(self._checked(proof, der, role, now, str(path), number))
-            except (ValueError, KeyError, TypeError, Refused) as error:
+            except (ValueError, KeyError, TypeError, RecursionError, Refused) as error:
                 self.problem("signature", str(path), number, f"no signed head ({error})")
 
     def heads(self, logs: Mapping[str, _Log]) -> None:

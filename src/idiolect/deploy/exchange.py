@@ -113,7 +113,10 @@ class NodeExchange:
         registry: NodeRegistry,
         templates: MessageTemplates,
         deploy: Deployment,
+        hides: bool = False,
     ) -> None:
+        """`hides`: noise hides each client, as well among few that were drawn as among many."""
+        self._hides = hides
         self._messenger = registry.messenger
         self._registry = registry
         self._templates = templates
@@ -285,6 +288,8 @@ class NodeExchange:
     def refuse_few(self, round: int, cohort: np.ndarray, reports: Mapping[int, Tree]) -> None:
         """Refuse a round in which fewer clients answered than the experiment or a site needs."""
         strictest, least = self._registry.least_cohort
+        if self._hides:  # a coin for each may draw one site alone, and that must not be told
+            least = min(least, len(cohort))
         needed = max(self._messenger.policy.needed(len(cohort)), least)
         if len(reports) >= needed:
             return

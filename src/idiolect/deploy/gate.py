@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from idiolect.deploy.node_records import ReleaseLog
 
 log = logging.getLogger("idiolect.node")
-_WORK = ("step", "tell", "judge")  # what is done within the site's hours only
+# What is done within the site's hours only: nothing that tells of its data begins outside of them.
+_WORK = ("columns", "step", "keys", "tell", "judge")
 
 
 class Admitted(NamedTuple):

@@ -99,6 +99,7 @@ class NodeRegistry:
         self._agreed = b""
         self.agreement = Agreement.load(path.parent, seeds)  # on encoders and tasks
         self._least: dict[str, tuple[int, int]] = {}  # sites in a run and a round, by each policy
+        self.able = 0  # sites that could train when the run began: later ones make it no more
         self.remarks: list[str] = []  # about sites, for the lead and for readers of the result
         self._shown: set[str] = set()  # sites whose figures others may see
         self._odd: dict[str, list[str]] = {}  # the same by site, for the sites
@@ -159,6 +160,15 @@ class NodeRegistry:
         messenger.close_doors(answers)
         plain = {site: asdict(entry) for site, entry in self.entries.items()}
         write_whole(self._path, (json.dumps(plain, indent=1) + "\n").encode())
+        self.able = self._able_at_first()
+
+    def _able_at_first(self) -> int:
+        """Return how many sites could train under every seed when the run began."""
+        kept = self._path.with_name("able.json")
+        if not kept.exists():
+            now = min(sum(n > 0 for n in self.sizes(0, seed)) for seed in range(self._seeds))
+            write_whole(kept, (json.dumps(now) + "\n").encode())
+        return int(json.loads(kept.read_text()))
 
     def _await_people(
         self,

@@ -224,8 +224,10 @@ class Behind(NamedTuple):
     rows: float
 
 
-def behind(request: Request, held: int) -> Behind:
+def behind(request: Request, held: int, least: int = 0) -> Behind:
     """Return what is behind a training on `held` rows, without last batches of under a half.
+
+    Nor are those of under `least` rows trained on.
 
     A row's weight is the sum of 1 / rows over the batches it is in, divided by the steps; the rows
     behind are 1 / the largest weight that a row can have. So a small batch counts as what it is,
@@ -239,15 +241,15 @@ def behind(request: Request, held: int) -> Behind:
     whole, more = divmod(steps, len(epoch))
     done, weight = 0, 0.0
     for sizes, times in ((epoch, whole), (epoch[:more], 1 if more else 0)):
-        kept = [size for size in sizes if not short(size, request.batch, held)]
+        kept = [size for size in sizes if not short(size, request.batch, held, least)]
         done += times * len(kept)
         weight += times / min(kept) if kept else 0.0
     return Behind(done, done / weight if weight else 0.0)
 
 
-def short(size: int, batch: int, held: int) -> bool:
-    """Return whether a batch is left out: it has less than half the rows of the others."""
-    return size < min(batch, held) and 2 * size < batch
+def short(size: int, batch: int, held: int, least: int) -> bool:
+    """Return whether a batch is left out: it has less than half the rows of the others, or few."""
+    return size < min(batch, held) and (2 * size < batch or size < least)
 
 
 def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
@@ -262,7 +264,7 @@ def refuse_training(policy: SitePolicy, request: Request, held: int) -> None:
         return
     if min(request.batch, held) < policy.min_batch:
         raise policy.refusal("min_batch", f"a gradient step of {min(request.batch, held)} rows")
-    found = behind(request, held)
+    found = behind(request, held, policy.min_batch)
     if found.steps < policy.min_steps:
         raise policy.refusal("min_steps", f"{found.steps} gradient steps a report")
     if found.rows < policy.min_examples - 1e-6:

@@ -212,9 +212,10 @@ class Node:
         traces = (home / "models" / run, *home.glob(f"state/*/*/{run}"))
         node_records.claim_run(home, run, message.field("submitter", str), *traces)
         division = protocol.digest(repr(data.experiment.data).encode())
-        self._releases.begin(run, data.experiment.seeds, division, spent)
+        client = None if newcomer else data.client  # who reports nothing does no round twice
+        self._releases.begin(run, data.experiment.seeds, division, spent, client)
         if data.seen is not None:
-            self._releases.divide([held.train[0] for held in data.federations])
+            self._refuse_difference(data)
         self._gate.opened(message, promise, approved)
         self._runs[run] = joined
         self._runs.move_to_end(run)
@@ -244,6 +245,13 @@ class Node:
         stacked = (torch.tensor(np.stack(part)) for part in zip(*each, strict=True))
         return protocol.pack("yes", entry, dict(zip(names, stacked, strict=True)))
 
+    def _refuse_difference(self, data: NodeData) -> None:
+        """Refuse statistics whose difference from others that were told would tell of few rows."""
+        self._releases.divide([held.train[0] for held in data.federations])
+        told = disclosure.DescriptionLog(self._site.home, self._site.policy)
+        for held in data.federations:
+            told.refuse_difference(held.dataset, held.train[0])
+
     def _columns(self, message: Message, blob: bytes) -> bytes:
         """Tell sums of the table's columns, and of the target: for one encoder of all sites."""
         joined, data = self._run_of(message), self._run_of(message).data
@@ -251,10 +259,7 @@ class Node:
             raise Refused("newcomer", "statistics were asked for in a run that is over")
         if not (data.table or data.task.waiting) or data.source:
             raise Refused("columns", "this site's data is no table")
-        self._releases.divide([held.train[0] for held in data.federations])
-        told = disclosure.DescriptionLog(self._site.home, self._site.policy)
-        for held in data.federations:
-            told.refuse_difference(held.dataset, held.train[0])
+        self._refuse_difference(data)
         table = message.field("table", bool)
         sums = encoder_agreement.told_columns(data, table, self._site.policy.min_cell)
         plans = encoder_agreement.stated_plans(data) if table else []
@@ -536,7 +541,9 @@ class Node:
             if method.alone
             else lambda request, rows: limits.refuse_training(site.policy, request, rows),
             # A share of a dataset that anyone can have is trained on as a simulation does.
-            short_batches=site.policy.short_batches or site.client is not None,
+            least_rows=0
+            if site.policy.short_batches or site.client is not None
+            else site.policy.min_batch,
         )
         owner = StateOwner(site.federation, data.client, joined.run, label, seed)
         state = PersonalState(site.home, owner, runtime.personal)

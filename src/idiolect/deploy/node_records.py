@@ -131,8 +131,12 @@ class ReleaseLog:
         seeds: Sequence[int] = (),
         division: str = "",
         spent: Mapping[str, float] | None = None,
+        client: int | None = None,
     ) -> None:
-        """Count a run that is new here; all starts of one share its limits and its data."""
+        """Count a run that is new here; all starts of one share its limits and its data.
+
+        So does its number among the clients: as another one it would do the rounds once more.
+        """
         self._new(run)
         known = self.runs[run]
         met = sorted({*known.get("seeds", []), *seeds})
@@ -140,11 +144,15 @@ class ReleaseLog:
             raise self.policy.refusal("max_seeds", f"{len(met)} seeds in this run")
         if division and known.get("division", division) != division:
             raise Refused("data", "the run divided its data in another way before")
+        if client is not None and known.get("client", client) != client:
+            raise Refused("data", f"this site was client {known['client']} of the run before")
         spends = {**known.get("epsilon", {}), **(spent or {})}
         if spends:
             refuse_spent(self.policy, spends)
             refuse_over_budget(self.policy, self.spent(run), sum(spends.values()))
         known.update(seeds=met, division=division or known.get("division", ""), epsilon=spends)
+        if client is not None:
+            known["client"] = client
         self._write()
 
     def spent(self, but: str = "") -> float:

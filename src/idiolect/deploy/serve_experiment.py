@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from idiolect.aggregation import RULES
+from idiolect.core import capabilities
 from idiolect.core.capabilities import ArchitectureState, Privacy, Refit, has
 from idiolect.core.checkpoint import write_whole
-from idiolect.core.method import Method
+from idiolect.core.method import Method, RunPlan
 from idiolect.data import SOURCES, Dataset
 from idiolect.data.columns import embedded_blocks
 from idiolect.data.federation import TestData
@@ -106,6 +107,15 @@ class RemoteJob(Job):
 
     federated: ClassVar[bool] = True
 
+    def plan(self, rounds: int) -> RunPlan:
+        """Return who takes part, of sites that came later none.
+
+        Among fewer a client is drawn more often, so what is promised holds for the first rounds
+        too.
+        """
+        plan = super().plan(rounds)
+        return plan._replace(clients=min(plan.clients, self.registry.able))
+
     @property
     def task(self) -> str:
         """The kind of task."""
@@ -177,6 +187,7 @@ class RemoteJob(Job):
 
     def simulation(self, personal: Path | None = None) -> Server:
         """Return the server."""
+        told = capabilities.promise(self.method, self.plan(self.rounds)).get("privacy", {})
         return Server(
             self.label,
             self.method,
@@ -189,6 +200,7 @@ class RemoteJob(Job):
             self.deploy,
             self.public,
             self.bystanders,
+            hides=bool(told.get("meaningful")),
         )
 
 

@@ -83,8 +83,12 @@ class Server:
         deploy: Deployment,
         public: Sequence[Dataset] | None = None,
         bystanders: str = "rest",
+        hides: bool = False,
     ) -> None:
-        """`public`: the server's own examples under each seed, where its method needs some."""
+        """`public`: the server's own examples under each seed, where its method needs some.
+
+        `hides`: the method's noise hides each client, by a promise that means something.
+        """
         refuse_pooled(label, method)
         if deploy.secure:
             secure_sum.require_cryptography()
@@ -106,7 +110,7 @@ class Server:
         self._messenger, self._registry = registry.messenger, registry
         self._cohort, self._draw = (None, "fixed") if method.alone else (cohort, draw)
         self._templates = MessageTemplates(method, registry, architectures, self._seeds)
-        self._nodes = NodeExchange(registry, self._templates, deploy)
+        self._nodes = NodeExchange(registry, self._templates, deploy, hides)
         self._buffer = ReportBuffer(self._messenger) if deploy.buffer else None
         self._filled = buffered.needed(deploy, registry.clients)
         self._failed_sums = 0  # in a row

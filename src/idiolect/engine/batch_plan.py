@@ -32,7 +32,8 @@ class ClientRows(NamedTuple):
     seed: int
     client: int
     rows: Mapping[str, np.ndarray]  # stream -> rows of its pool
-    short_batches: bool = True  # False: an epoch's last batch of under half the rows is left out
+    # Above 0: an epoch's last batch of fewer rows, or of under half a batch, is left out.
+    least_rows: int = 0
 
 
 def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
@@ -392,7 +393,7 @@ class BatchPlanner:
         return plan
 
     def _refill(self, request: Request, plan: Plan) -> bool:
-        whole = all(member.short_batches for member in self._members)
+        whole = not any(member.least_rows for member in self._members)
         if (
             whole
             and self._shuffler is not None
@@ -523,9 +524,10 @@ def left_out(member: ClientRows, request: Request, count: int) -> bool:
 
     Its rows would weigh more in the result than any others, a single one most of all.
     """
-    rest = count % request.batch
+    rest, least = count % request.batch, member.least_rows
     private = request.shuffled and request.stream != "public"
-    return private and not member.short_batches and count > request.batch > 2 * rest > 0
+    few = 2 * rest < request.batch or rest < least
+    return private and count > request.batch and rest > 0 < least and few
 
 
 @lru_cache(maxsize=16)

@@ -55,13 +55,13 @@ class ClientRuntime:
         architecture: Architecture,
         device: torch.device,
         look: Callable[[Request, int], None] | None = None,
-        short_batches: bool = True,
+        least_rows: int = 0,
     ) -> None:
         """`train_data` and `test` hold one client's rows.
 
         `look` is shown every request for batches behind a report, with the number of rows it is
-        about, and may refuse. Without `short_batches` the last batch of an epoch is left out if it
-        has less than half the rows of a batch.
+        about, and may refuse. With `least_rows` the last batch of an epoch is left out if it has
+        fewer, or less than half the rows of a batch.
         """
         if train_data.clients != 1:
             raise DataError(f"a node holds one client's data; got {train_data.clients} clients'")
@@ -70,7 +70,7 @@ class ClientRuntime:
         self._device = device
         pools = DataPools([train_data], device)
         (member,) = pools.members(0, place.seed, train_data)
-        self._member = member._replace(client=place.client, short_batches=short_batches)
+        self._member = member._replace(client=place.client, least_rows=least_rows)
         self._look = look
         self._held = train_data
         self._rows = {"val": train_data.val[0], "test": test}

@@ -17,6 +17,7 @@ from typing import Any
 from idiolect.deploy.flare.job_layout import DOING, PROGRESS, STATUS
 from idiolect.deploy.flare.watchdog import Console, WatchedKit
 
+_PATIENCE = 5.0  # seconds that a connection has to ask
 _STALE = 60.0  # seconds without a word of the engine after which it counts as ill
 
 Sample = tuple[str, str, dict[str, str], float]
@@ -96,6 +97,8 @@ def serve_metrics(kit: WatchedKit, console: Console, port: int) -> http.server.H
     """Answer /metrics and /health on a port of this machine, in a thread."""
 
     class MetricsPage(http.server.BaseHTTPRequestHandler):
+        timeout = _PATIENCE
+
         def do_GET(self) -> None:
             if self.path == "/metrics":
                 self._send(200, text(kit, console.events), "text/plain; version=0.0.4")
