@@ -188,6 +188,11 @@ class Dataset:
         return () if self.encoder is None else self.encoder.embedded
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns of a table."""
+        return () if self.table is None else getattr(self.table.source, "labels", ())
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What `tally` counts, by task: classes, labels, rows, or events and censored rows."""
         if self.sequential:

@@ -99,7 +99,7 @@ def client_advice(name: str) -> Advice:
 
 def _label(dataset: Dataset) -> ColumnView:
     y, kind, facts = dataset.y, dataset.task.kind, table_facts(dataset)
-    name = (facts.label if facts is not None else "") or "label"
+    name = ", ".join(() if facts is None else facts.labels) or "label"
     if dataset.sequential:
         return ColumnView(name, "label", 0.0, "the words", "each next word is predicted")
     if kind == "number":

@@ -62,7 +62,7 @@ class TableFacts:
     remarks: tuple[Remark, ...] = ()
     spellings: Mapping[str, Mapping[str, int]] = ()  # type: ignore[assignment]
     clients: tuple[str, ...] = ()  # columns that look like the client
-    label: str = ""  # the names of the label columns
+    labels: tuple[str, ...] = ()  # the names of the label columns
     client: str = ""  # of the client's, where there is one
 
 
