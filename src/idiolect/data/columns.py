@@ -196,7 +196,7 @@ class TableEncoder:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The name of each feature; where two columns would give one name, the later is numbered."""
+        """The name of each feature; of two of one name the later is numbered."""
         held: dict[str, None] = {}
         for name in (name for column in self.columns for name in column.features):
             copies = (f"{name} ({n})" for n in itertools.count(2))

@@ -8,7 +8,7 @@ import numpy as np
 from idiolect.data.column_sums import ColumnSums, RawColumn
 from idiolect.data.columns import ColumnEncoder, rare_below
 from idiolect.data.dataset import Dataset
-from idiolect.data.own.column_types import TableFacts, quoted
+from idiolect.data.own.column_types import TableFacts, quoted, spelled_alike
 from idiolect.errors import DataError
 
 _SHOWN = 5  # categories or classes that are named
@@ -53,6 +53,9 @@ def inspected(dataset: Dataset) -> Inspection:
     advice = [Advice(one) for one in dataset.remarks]
     if facts is not None and dataset.clients is None and facts.clients:
         advice.append(client_advice(facts.clients[0]))
+    if pair := spelled_alike(dataset.client_names):
+        said = f"'{pair[0]}' and '{pair[1]}' are two clients; if they are one, write them alike"
+        advice.append(Advice(said))
     advice += _label_advice(dataset)
     form = f"examples of {'x'.join(map(str, dataset.x.shape[1:]))}, {dataset.x.dtype}"
     if table is not None and facts is not None:
@@ -134,6 +137,12 @@ def _label_advice(dataset: Dataset) -> list[Advice]:
         return []
     counts = dataset.counts()
     held = counts[counts > 0]
+    if pair := spelled_alike(dataset.classes):
+        return [
+            Advice(
+                f"'{pair[0]}' and '{pair[1]}' are two classes; if they are one, write them alike"
+            )
+        ]
     if len(held) == 1:
         return [Advice("all labels are of one class: there is nothing to learn", "label = ...")]
     least, most = held.min() / held.sum(), held.max() / held.sum()

@@ -18,6 +18,7 @@ from idiolect.data.parquet import class_names
 from idiolect.errors import DataError
 
 MOST_CLASSES = 20  # whole numbers of more values are a number to predict, unless a task is given
+_FEW_CLASSES = 5  # whole numbers of more values may be counts
 _ABSENT = ("", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat")  # "-" may be a class
 _TRUTHS = ("true", "false")
 
@@ -53,7 +54,7 @@ def column_values(table: Any, name: str, source: TableSource) -> AnyArray:
     texts = np.array(own.texts.to_pylist())
     if {one.lower() for one in texts[:3]} <= {"true", "false"} and len(texts) <= 6:
         return np.array([one.lower() == "true" for one in texts])[own.codes]
-    numbers = as_numbers(own.texts, source.delimiter)
+    numbers = as_numbers(own.texts, source)
     if numbers is None or any(_coded(one) for one in texts[:200]):
         return texts[own.codes]
     whole = bool((numbers == np.round(numbers)).all() and (np.abs(numbers) < 2**53).all())
@@ -73,7 +74,7 @@ def class_spellings(table: Any, name: str, source: TableSource) -> list[tuple[st
     if not (types.is_string(kind) or types.is_large_string(kind)):
         return [_spelled(one) for one in column.to_pylist()]
     own = string_cells(column.cast("string"), usual=_ABSENT)
-    texts, numbers = own.texts.to_pylist(), as_numbers(own.texts, source.delimiter)
+    texts, numbers = own.texts.to_pylist(), as_numbers(own.texts, source)
     names = [
         (text, *_spelled(text.lower() == "true" if text.lower() in _TRUTHS else None), *_spelled(n))
         for text, n in zip(texts, [None] * len(texts) if numbers is None else numbers, strict=True)
@@ -142,6 +143,11 @@ def decided_task(
     if said := _a_number(first, names[0]):
         remedy = 'task = "classes"' if "fractions" not in said else ""
         return Decided(Number(), columns, (Remark(names[0], said, remedy),))
+    if first.dtype.kind in "iuf" and (distinct := len(np.unique(first))) > _FEW_CLASSES:
+        said = (
+            f"the label's {distinct} whole numbers are read as classes; if they count or measure:"
+        )
+        return Decided(Classes(), remarks=(Remark(names[0], said, 'task = "number"'),))
     return Decided(Classes())
 
 
