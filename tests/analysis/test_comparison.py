@@ -131,7 +131,7 @@ def test_means_and_differences_are_of_the_same_clients():
     assert [one.mean for one in told.methods.values()] == pytest.approx([0.60, 0.50])
     assert told.pairs[0].difference == pytest.approx(0.1)
     assert np.mean(told.methods["A"].interval) == pytest.approx(0.60, abs=1e-3)
-    assert "(1 more do not define accuracy under every seed)" in told.verdict.sentence
+    assert "(1 more does not define accuracy under every seed)" in told.verdict.sentence
     apart = compare(planted.result(np.stack([first, first - 0.1])))  # other clients under each
     assert apart.methods["A"].mean == pytest.approx((0.70 + 0.595) / 2)
     # Where no client has a score under both, all stay.

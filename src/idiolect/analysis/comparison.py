@@ -195,7 +195,8 @@ def scope(held: ComparedScores, over: str) -> str:
     many = f"{seeds} seeds" if seeds > 1 else "one seed"
     rest = ""
     if held.lost:
-        rest = f" ({held.lost} more do not define {held.metric.title} under every seed)"
+        do = "does" if held.lost == 1 else "do"
+        rest = f" ({held.lost} more {do} not define {held.metric.title} under every seed)"
     if over == "clients":
         return f"of clients like these {clients}{rest}, over clients and {many}"
     whose = f"these {clients} clients{rest}" if clients > 1 else f"this client{rest}"
