@@ -171,6 +171,25 @@ def test_words_among_numbers_that_are_no_slips_are_told(tmp_path, digits):
     assert np.isnan(read(path, columns=declared).table.columns["crp"].values).sum() == ROWS / 3
 
 
+def test_a_patient_of_several_rows_is_no_feature_and_is_told(tmp_path):
+    path = written(
+        tmp_path / "a.csv",
+        patient_id=lambda n: 7000 + n // 2,
+        mrn=lambda n: f"P{n // 2}",
+        hospital_id=lambda n: n // 2,
+        ward_no=lambda n: n % 6,
+        mass_index=lambda n: 20 + n // 2,
+        x=lambda n: n / 7,
+    )
+    table = read(path).table
+    ignored = "30 identifiers in 60 rows"
+    assert table.ignored == {"patient_id": ignored, "mrn": ignored}
+    told = [one for one in table.source.remarks if one.column == "patient_id"]
+    assert "Rows of one may be trained and tested on alike" in told[0].what
+    assert [one.remedy for one in told] == ["", 'patient_id = "number"']
+    assert "mrn" in read(path, columns={"mrn": "category"}).table.columns
+
+
 def test_whole_numbers_that_may_be_counts_are_told(tmp_path):
     path = written(tmp_path / "a.csv", visits=lambda n: n % 7, stage=lambda n: n % 5)
     data = read(path, label="visits")

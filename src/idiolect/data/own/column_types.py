@@ -37,6 +37,8 @@ EVERY_OTHER = "*"  # declares the columns that are not named
 
 _ENOUGH = 20  # rows from which on a column of distinct strings is an identifier
 _IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|nr|no|key|index|record|mrn)$|^(id|row|index)\b", re.I)
+_PERSON = re.compile(r"(^|[_ .-])(id|uid|nr|no|key|record|mrn)$", re.I)
+_TIMES = 20  # a value that stands in more rows on average is no person's or record's
 _CLIENT = re.compile(
     r"(^|[_ .-])(site|hospital|clinic|client|cent(er|re)|user|school|bank|branch|region|store|"
     r"institution|facility|practice|device|silo|party)([_ .-]?(id|name|code|nr|no))?$",
@@ -216,11 +218,28 @@ def _judged_number(
         counting = bool(len(distinct) and distinct[-1] - distinct[0] == len(distinct) - 1)
         if _IDENTIFIER.search(name) or (counting and unnamed):
             return "it numbers the rows", [_override(name, "number")], spellings
+    if whole and (why := _repeated(name, len(distinct), len(present))):
+        return why, _split_by_hand(name, why, "number"), spellings
     if whole and 3 <= len(distinct) <= 10 and len(values) >= 2 * _ENOUGH:
         shown = ", ".join(f"{one:g}" for one in distinct)
         said = f"holds only the whole numbers {shown} and is read as a number; if they are codes:"
         remarks.append(Remark(name, said, f'{quoted(name)} = "category"'))
     return RawColumn(ColumnPlan("number"), values), remarks, spellings
+
+
+def _repeated(name: str, distinct: int, rows: int) -> str:
+    """Say that a column names persons or records that stand in several rows; else nothing."""
+    several = _ENOUGH <= distinct < rows <= _TIMES * distinct
+    several = several and bool(_PERSON.search(name)) and not _CLIENT.search(name)
+    return f"{distinct:,} identifiers in {rows:,} rows" if several else ""
+
+
+def _split_by_hand(name: str, why: str, kind: str) -> list[Remark]:
+    said = (
+        f"holds {why}, and is ignored. Rows of one may be trained and tested on alike, which makes "
+        'scores too good: write a column that says train or test, with split = "file"'
+    )
+    return [Remark(name, said), _override(name, kind)]
 
 
 def _override(name: str, kind: str) -> Remark:
@@ -259,6 +278,8 @@ def _judged_strings(
     if many and distinct > 0.9 * own.present:
         why = f"{distinct:,} of {own.present:,} values differ: an identifier"
         return why, _half_numbers(name, own) or [_override(name, "category")], own.spellings
+    if why := _repeated(name, distinct, own.present):
+        return why, _split_by_hand(name, why, "category"), own.spellings
     remarks = _alike(name, own) + _half_numbers(name, own)
     if zeros:
         said = "has leading zeros and is read as a category; if they are numbers:"
