@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import idiolect
 from idiolect.data import federate, read
 from idiolect.data.inspection import inspected
 from idiolect.errors import ConfigError, DataError
@@ -169,6 +170,12 @@ def test_words_among_numbers_that_are_no_slips_are_told(tmp_path, digits):
     assert told.remedy == remedy
     declared = {"crp": {"type": "number", "missing": limits}}
     assert np.isnan(read(path, columns=declared).table.columns["crp"].values).sum() == ROWS / 3
+
+
+def test_survival_without_an_event_is_refused(tmp_path):
+    path = written(tmp_path / "a.csv", days=lambda n: n + 2, died=lambda n: n // 70, x=lambda n: n)
+    with pytest.raises(DataError, match="no row has an event, so there is nothing to learn"):
+        idiolect.federation(path, "iid", label=["days", "died"], clients=2)
 
 
 def test_a_patient_of_several_rows_is_no_feature_and_is_told(tmp_path):

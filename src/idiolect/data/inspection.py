@@ -74,7 +74,7 @@ def table_facts(dataset: Dataset) -> TableFacts | None:
 
 
 def refuse_unclear(dataset: Dataset, partition: str | None) -> None:
-    """Refuse rows of one class only, and rows whose owner stands there unnamed.
+    """Refuse rows of one class only or without an event, and rows whose owner stands there unnamed.
 
     A `partition` that was asked for divides rows by something else.
     """
@@ -85,6 +85,11 @@ def refuse_unclear(dataset: Dataset, partition: str | None) -> None:
                 f"{dataset.name}: all {len(dataset):,} labels are '{dataset.classes[held[0]]}'; "
                 "expected at least two classes: name another label column, or add rows"
             )
+    if dataset.task.kind == "survival" and not dataset.y[:, 1].any():
+        raise DataError(
+            f"{dataset.name}: no row has an event, so there is nothing to learn; expected 1 in the "
+            "second label column where the event was seen"
+        )
     facts = table_facts(dataset)
     if partition is None and dataset.clients is None and facts is not None and facts.clients:
         name = facts.clients[0]
