@@ -122,6 +122,23 @@ def test_clients_without_test_data_are_left_out_everywhere():
     assert left == right
 
 
+def test_means_and_differences_are_of_the_same_clients():
+    """The third client has no score under the second seed: with it A's mean would be 0.65."""
+    nan = float("nan")
+    first = np.array([[0.60, 0.61, 0.89], [0.59, 0.60, nan]])
+    content = planted.result(np.stack([first, first - [0.1, 0.1, 0.4]]), same_clients=True)
+    told = compare(content)
+    assert [one.mean for one in told.methods.values()] == pytest.approx([0.60, 0.50])
+    assert told.pairs[0].difference == pytest.approx(0.1)
+    assert np.mean(told.methods["A"].interval) == pytest.approx(0.60, abs=1e-3)
+    assert "(1 more does not define accuracy under every seed)" in told.verdict.sentence
+    apart = compare(planted.result(np.stack([first, first - 0.1])))  # other clients under each
+    assert apart.methods["A"].mean == pytest.approx((0.70 + 0.595) / 2)
+    # Where no client has a score under both, all stay.
+    none = np.array([[[0.6, nan], [nan, 0.8]]] * 2)
+    assert compare(planted.result(none, same_clients=True)).methods["A"].mean == pytest.approx(0.7)
+
+
 def test_seeds_that_all_methods_share_are_compared():
     drawn = planted.drawn(np.random.default_rng(10), [0.0, 0.1])
     content = planted.result(drawn)

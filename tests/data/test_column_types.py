@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import idiolect
 from idiolect.data import federate, read
 from idiolect.data.inspection import inspected
 from idiolect.errors import ConfigError, DataError
@@ -110,6 +111,99 @@ def test_numbers_of_other_habits(tmp_path):
     assert held["x"].values[7] == 1234.07 and held["y"].values[3] == 3.5
     thousands = written(tmp_path / "b.csv", x=lambda n: f'"{n % 9 + 1},000.5"')
     assert read(thousands).table.columns["x"].values[0] == 1000.5
+
+
+def test_dots_between_thousands_are_no_decimal_points(tmp_path):
+    """1.200 beside 980 is 1200, if the file's other numbers have decimal commas."""
+    counts = {"leuko": lambda n: "980" if n % 3 else f"{n % 9 + 1}.200"}
+    german = written(tmp_path / "a.csv", ";", bmi=lambda n: f"2{n % 9},5", **counts)
+    data = read(german)
+    assert data.table.columns["leuko"].values[:4].tolist() == [1200, 980, 980, 4200]
+    said = "has dots between thousands: 1.200 is read as 1200, since the file has decimal commas"
+    assert said in [one.what for one in data.table.source.remarks]
+    # Where a number can only have a decimal point, or none has a comma, a dot is one.
+    for x in (lambda n: "0.500", lambda n: f"1{n}.25", lambda n: n):
+        other = {"bmi": lambda n: f"2{n % 9},5"} if x(1) != 1 else {}
+        mixed = written(tmp_path / "b.csv", ";", **counts, x=x, **other)
+        assert read(mixed).table.columns["leuko"].values[:2].tolist() == [1.2, 980]
+    assert read(mixed).table.columns["x"].values[1] == 1
+
+
+def test_dates_of_several_forms_and_years_of_two_digits_are_told(tmp_path):
+    path = written(
+        tmp_path / "a.csv",
+        x=lambda n: n / 7,
+        seen=lambda n: f"2020-01-{n % 28 + 1:02d}" if n % 2 else f"{n % 28 + 1:02d}.01.2020",
+        born=lambda n: f"{n % 28 + 1:02d}.01.{(60 + n) % 100:02d}",
+    )
+    table = read(path).table
+    assert table.ignored["seen"] == "its dates are of several forms"
+    said = {one.column: one.what for one in table.source.remarks}
+    assert "such as 01.01.2020 and 2020-01-02, and is ignored" in said["seen"]
+    assert "00 to 68 as 2000 to 2068" in said["born"]
+
+
+def test_names_that_differ_in_case_only_are_told(tmp_path):
+    path = written(
+        tmp_path / "a.csv",
+        sex=lambda n: ["Male", "male", "F"][n % 3],
+        client=lambda n: ["a", "A"][n % 2],
+        died=lambda n: ["Yes", "yes", "No"][n % 3],
+    )
+    said = " ".join(one.what for one in inspected(read(path, label="died")).advice)
+    assert "'Yes' and 'yes' are two classes" in said and "'A' and 'a' are two clients" in said
+    assert "sex holds 'Male' and 'male' as two categories" in said
+    assert "two categories" not in " ".join(
+        one.what for one in inspected(read(path, label="died", columns={"sex": "ignore"})).advice
+    )
+
+
+@pytest.mark.parametrize("digits", [1, 3])
+def test_words_among_numbers_that_are_no_slips_are_told(tmp_path, digits):
+    """A laboratory's limits, of which there are too many for a slip of the pen."""
+    limits = ["<0.5", "<1", "<5", ">200"]
+    value = lambda n: limits[n // 3 % 4] if n % 3 == 0 else f"{n % 29 + n / 900:.{digits}f}"  # noqa: E731
+    path = written(tmp_path / "a.csv", crp=value, x=lambda n: n / 7)
+    (told,) = [one for one in read(path).table.source.remarks if "not read as a number" in one.what]
+    assert told.column == "crp" and "'<0.5', '<1', '<5'" in told.what
+    remedy = 'crp = { type = "number", missing = ["<0.5", "<1", "<5", ">200"] }'
+    assert told.remedy == remedy
+    declared = {"crp": {"type": "number", "missing": limits}}
+    assert np.isnan(read(path, columns=declared).table.columns["crp"].values).sum() == ROWS / 3
+
+
+def test_survival_without_an_event_is_refused(tmp_path):
+    path = written(tmp_path / "a.csv", days=lambda n: n + 2, died=lambda n: n // 70, x=lambda n: n)
+    with pytest.raises(DataError, match="no row has an event, so there is nothing to learn"):
+        idiolect.federation(path, "iid", label=["days", "died"], clients=2)
+
+
+def test_a_patient_of_several_rows_is_no_feature_and_is_told(tmp_path):
+    path = written(
+        tmp_path / "a.csv",
+        patient_id=lambda n: 7000 + n // 2,
+        mrn=lambda n: f"P{n // 2}",
+        hospital_id=lambda n: n // 2,
+        ward_no=lambda n: n % 6,
+        mass_index=lambda n: 20 + n // 2,
+        x=lambda n: n / 7,
+    )
+    table = read(path).table
+    ignored = "30 identifiers in 60 rows"
+    assert table.ignored == {"patient_id": ignored, "mrn": ignored}
+    told = [one for one in table.source.remarks if one.column == "patient_id"]
+    assert "Rows of one may be trained and tested on alike" in told[0].what
+    assert [one.remedy for one in told] == ["", 'patient_id = "number"']
+    assert "mrn" in read(path, columns={"mrn": "category"}).table.columns
+
+
+def test_whole_numbers_that_may_be_counts_are_told(tmp_path):
+    path = written(tmp_path / "a.csv", visits=lambda n: n % 7, stage=lambda n: n % 5)
+    data = read(path, label="visits")
+    assert data.task.kind == "classes" and data.table.source.remarks[0].remedy == 'task = "number"'
+    for label, task in (("stage", None), ("visits", "classes")):
+        told = read(path, label=label, task=task, columns={"*": "category"}).table.source.remarks
+        assert not [one for one in told if one.column == label]
 
 
 def test_a_word_among_numbers_is_named_with_its_line(tmp_path):

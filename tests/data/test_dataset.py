@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from idiolect.data import Dataset, Federation
+from idiolect.data import Dataset, Federation, federate, read
 from idiolect.data.dataset import (
     alike,
     default_decoding,
@@ -193,3 +193,17 @@ def test_a_source_of_both_is_parted_and_the_result_says_so():
 def test_how_many_are_held_out_must_be_said():
     with pytest.raises(DataError, match=r"say how many: data.public.size"):
         build_jobs(parse_experiment(TOML + "data.public = { source = 'embedded' }"))
+
+
+def test_columns_that_single_precision_cannot_tell_apart_are_scaled_as_read_or_refused(tmp_path):
+    """Of 1.7e9 ± 50 three values would be left; the encoder of a table scales before it rounds."""
+    at = 1.7e9 + np.random.default_rng(0).normal(0, 50, 200)
+    rows = [f"{one:.2f},{n},{'ab'[n % 2]}" for n, one in enumerate(at)]
+    (tmp_path / "own.csv").write_text("\n".join(["at,x,label", *rows]))
+    data = read(tmp_path / "own.csv")
+    plain = federate(data, clients=1, split=(1, 0, 0)).dataset
+    assert np.corrcoef(plain.decoded(np.arange(200))[:, 0], at)[0, 1] > 0.9999
+    with pytest.raises(DataError, match=r"column 'at' varies by 4\d\.\d about 1.7e\+09"):
+        federate(normalised(data, "feature"), clients=1, split=(1, 0, 0))
+    (tmp_path / "own.csv").write_text("\n".join(["at,x,label", *(row[6:] for row in rows)]))
+    federate(normalised(read(tmp_path / "own.csv"), "feature"), clients=1, split=(1, 0, 0))

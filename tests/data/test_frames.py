@@ -162,3 +162,17 @@ def test_a_declared_column_that_is_not_there_is_refused():
         columns(), client="hospital", label="target", columns={"age": "ignore"}
     )
     assert made.dataset.features == ("pressure",)
+
+
+def test_the_time_of_a_place_is_kept_and_columns_may_be_called_by_numbers():
+    local = pandas.date_range("2020-01-01", periods=60, tz="Europe/Berlin")
+    frame = pandas.DataFrame({0: local, 1: [0, 1] * 30, 2: ["a", "b"] * 30})
+    made = idiolect.federation(frame, label=1, client=2)
+    days = made.dataset.table.columns["0"].values
+    assert days[0] == np.datetime64("2020-01-01").astype(int) and made.names == ("a", "b")
+
+
+def test_a_frame_of_one_class_is_refused_as_a_file_is():
+    frame = pandas.DataFrame({"x": range(60), "label": "well", "client": ["a", "b"] * 30})
+    with pytest.raises(DataError, match="all 60 labels are 'well'"):
+        Federation.from_frame(frame, client="client")

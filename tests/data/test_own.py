@@ -59,6 +59,12 @@ def test_columns_can_be_renamed_or_absent(write):
     # Whole numbers keep their place while most of 0..largest occur, else they are coded.
     assert read(write(label=[0, 1, 3, 0], split=None)).classes == ("0", "1", "2", "3")
     assert read(write(label=[2019, 2020, 2020, 2019])).classes == ("2019", "2020")
+    # A class that nobody has below the smallest is none: codes 1 and 2 are two classes.
+    coded = read(write(label=[1, 2, 2, 1], split=None))
+    assert coded.classes == ("1", "2") and coded.y.tolist() == [0, 1, 1, 0]
+    assert read(write(label=[0, 2, 2, 0], split=None)).classes == ("0", "2")
+    three = read(write(label=[1, 2, 4, 1], split=None))
+    assert three.classes == ("1", "2", "3", "4") and three.y.tolist() == [0, 1, 3, 0]
 
 
 @pytest.mark.parametrize(

@@ -137,3 +137,57 @@ def test_malformed_json_is_refused(tmp_path, change):
     for key in good:
         with pytest.raises(DataError, match="is no preprocessing"):
             Preprocessing.from_json({k: v for k, v in good.items() if k != key}, "it")
+
+
+SPELLINGS = {
+    "R": ("TRUE", "FALSE"),
+    "fractions": ("1.0", "0.0"),
+    "blanks": (" yes", "no "),
+    "codes": ("01", "02"),
+}
+
+
+@pytest.mark.parametrize("spelled", SPELLINGS)
+def test_the_table_that_was_learned_from_can_be_predicted(tmp_path, spelled):
+    """A class is written in new rows as in training: what reading made of it there, it is here."""
+    text = "age;sick\n" + "".join(
+        f"{age},5;{SPELLINGS[spelled][age % 3 == 0]}\n" for age in range(30)
+    )
+    (tmp_path / "own.csv").write_text(text)
+    dataset = read(tmp_path / "own.csv", label="sick")
+    form = Preprocessing.of(federate(dataset, "iid", clients=2).dataset)
+    assert form.columns["label"] == "sick"  # nobody named it again
+    assert np.array_equal(form.rows(tmp_path / "own.csv").y, dataset.y)
+    for gap in ("", "NA"):
+        lines = text.splitlines()
+        (tmp_path / "gap.csv").write_text("\n".join([*lines[:-1], f"29,5;{gap}", ""]))
+        assert form.rows(tmp_path / "gap.csv").y.tolist() == [*dataset.y[:-1], -1]
+
+
+def test_a_number_is_no_class_for_its_whole_part(tmp_path):
+    form = table(tmp_path, "age,site,sick\n50,a,0\n60,a,1\n70,b,1\n40,b,0\n")
+    assert form.rows({"age": [1, 2, 3], "sick": [1.0, 0.0, np.nan]}).y.tolist() == [1, 0, -1]
+    with pytest.raises(DataError, match=r"class '1.7' in row 2"):
+        form.rows({"age": [1, 2], "sick": [1.0, 1.7]})
+
+
+@pytest.mark.parametrize(
+    ("label", "task", "cells"),
+    [
+        ("score", "number", "1,25"),
+        (["days", "dead"], "survival", "1.000,5;yes"),
+        (["a", "b"], "labels", "true;0"),
+    ],
+)
+def test_labels_of_other_tasks_are_read_as_in_training(tmp_path, label, task, cells):
+    names = ";".join([label] if isinstance(label, str) else label)
+    rows = "".join(f"{age};{cells.replace('1', str(age % 9 + 1), 1)}\n" for age in range(30))
+    if task == "labels":
+        rows = "".join(f"{age};{cells if age % 3 else 'false;1'}\n" for age in range(30))
+    (tmp_path / "own.csv").write_text(f"age;{names}\n{rows}")
+    dataset = read(tmp_path / "own.csv", label=label, task=task)
+    form = Preprocessing.of(federate(dataset, "iid", clients=2).dataset)
+    assert np.array_equal(form.rows(tmp_path / "own.csv").y, dataset.y)
+    # One that is missing says that the rows are to be predicted, not scored.
+    (tmp_path / "own.csv").write_text(f"age;{names}\n3;{';' * cells.count(';')}\n{rows}")
+    assert form.rows(tmp_path / "own.csv").y is None

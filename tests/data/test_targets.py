@@ -176,3 +176,12 @@ def test_a_comma_in_the_name_of_a_label_beside_bars(tmp_path):
     path.write_text('site,x,tags\na,1,"left, late"\n')  # without a bar, but the labels are known
     encoded = federate(data, "natural", split=(0.5, 0, 0.5)).dataset
     assert Preprocessing.of(encoded).rows(path, {"label": "tags"}).y.tolist() == [[1, 0]]
+
+
+def test_numbers_that_single_precision_cannot_tell_apart_are_refused(tmp_path):
+    rows = [f"{n},{1_700_000_000 + n % 30}" for n in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["x,label", *rows]))
+    with pytest.raises(DataError, match=r"'label' varies by 8.66 about 1.7e\+09, which is lost"):
+        read(tmp_path / "own.csv")
+    (tmp_path / "own.csv").write_text("\n".join(["x,label", *(row[:-9] for row in rows)]))
+    read(tmp_path / "own.csv", task="number")

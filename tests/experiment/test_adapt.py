@@ -15,6 +15,7 @@ from idiolect.cli import app
 from idiolect.cli.model_commands import _print_newcomers
 from idiolect.core import checkpoint
 from idiolect.core.method import Sent
+from idiolect.core.metrics import auroc_of
 from idiolect.data import federate, read
 from idiolect.data.dataset import normalised
 from idiolect.engine.personal_model import fill
@@ -257,6 +258,36 @@ def test_a_newcomer_without_validation_rows_has_no_figure_of_its_choice(capsys):
     _print_newcomers(content, "there")
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[-1] for row in rows if "large" in row or "small" in row] == ["0.75", "-"]
+
+
+def test_newcomers_are_scored_by_what_the_run_measures_and_called_by_its_threshold(tmp_path):
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=240)
+    sick = x + draws.normal(size=240) > 1.2
+    lines = [f"{own:.4f},{'yes' if ill else 'no'}" for own, ill in zip(x, sick, strict=True)]
+    held = [f"{line},{'ab'[n % 2]}" for n, line in enumerate(lines[:120])]
+    (tmp_path / "own.csv").write_text("\n".join(["x,sick,ward", *held]))
+    (tmp_path / "late.csv").write_text("\n".join(["x,sick", *lines[120:]]))
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\nrounds = 2\n[data]\nsource = "own.csv"\n'
+        'options = { label = "sick", client = "ward" }\n[model]\nname = "mlr"\n'
+        '[evaluate]\nmetric = "auroc"\nthreshold = "validation"\n[[methods]]\nname = "fedavg-ft"\n'
+    )
+    assert invoke(app, ["run", "own.toml", "--out", "run"]).exit_code == 0
+    shown = invoke(app, ["adapt", "run", "--data", "late.csv", "--out", "late", "--json"])
+    found = json.loads(shown.stdout)["result"]
+    own = found["newcomers"][0]["models"]["personal"]
+    model = idiolect.client_model("late", "newcomer")
+    data = read("late.csv", label="sick")
+    rows = federate(
+        dataclasses.replace(data, clients=np.zeros(120, int), client_names=("newcomer",)), "natural"
+    )
+    said = model.predict(tmp_path / "late.csv")
+    chance = said.probabilities[:, 1]
+    for part, key in ((rows.test[0], "auroc"), (rows.val[0], "val_auroc")):
+        assert own[key] == pytest.approx(auroc_of(chance[part], data.y[part] == 1))
+    assert found["metric"] == "auroc" and own["threshold"] != 0.5
+    assert [one == "yes" for one in said] == (chance >= own["threshold"]).tolist()
 
 
 def test_data_without_clients_is_one_newcomer_and_without_test_rows_has_validation_figures(home):

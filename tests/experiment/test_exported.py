@@ -196,6 +196,24 @@ def test_a_table_network_gives_equal_outputs_in_every_form(table, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_card_tells_scores_and_how_many_rows_they_are_of(tmp_path):
+    """A site of one row has none to test; the share of right labels is of rows and labels both."""
+    draws = np.random.default_rng(1)
+    lines = [f"{x:.3f},{int(x > 0)},{int(x < 1)},a" for x in draws.normal(size=60)]
+    (tmp_path / "own.csv").write_text("\n".join(["x,ill,well,client", *lines, "0.5,1,1,b", ""]))
+    (tmp_path / "own.toml").write_text(
+        'name = "own"\nrounds = 1\n[data]\nsource = "own.csv"\ntask = "labels"\n'
+        'options = { label = ["ill", "well"] }\n[model]\nname = "mlr"\n'
+        '[evaluate]\nmetric = "f1"\n[[methods]]\nname = "local"\n'
+    )
+    invoke("run", tmp_path / "own.toml", "--out", tmp_path / "run")
+    invoke("export", tmp_path / "run", "--all", "--out", tmp_path / "out")
+    one, many = ((tmp_path / "out" / name / "README.md").read_text() for name in "ba")
+    assert "| rows of this client | 1 trained, 0 test |" in one
+    assert "this client, accuracy" in many and "Wilson" not in many
+    assert "effective_rows" not in one + many and "this client, threshold" not in one + many
+
+
 def test_photographs_to_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     draw = np.random.default_rng(0)

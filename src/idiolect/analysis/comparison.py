@@ -193,9 +193,13 @@ def scope(held: ComparedScores, over: str) -> str:
     """Say in words which clients a verdict is about, and over what it was tested."""
     clients, seeds = held.scored, len(held.seeds)
     many = f"{seeds} seeds" if seeds > 1 else "one seed"
+    rest = ""
+    if held.lost:
+        do = "does" if held.lost == 1 else "do"
+        rest = f" ({held.lost} more {do} not define {held.metric.title} under every seed)"
     if over == "clients":
-        return f"of clients like these {clients}, over clients and {many}"
-    whose = f"these {clients} clients" if clients > 1 else "this client"
+        return f"of clients like these {clients}{rest}, over clients and {many}"
+    whose = f"these {clients} clients{rest}" if clients > 1 else f"this client{rest}"
     if not held.same_clients:
         whose = f"these data, divided among {clients} clients"
     accuracy = held.metric.name == "accuracy"

@@ -33,6 +33,7 @@ class ComparedScores(NamedTuple):
         None  # [method, seed, client, group] the metric without a group of rows
     )
     effective: Floats | None = None  # [seed, client] rows that decide it, such as the positive ones
+    lost: int = 0  # clients left out because not every seed's test rows define the metric
 
     @property
     def turned(self) -> "ComparedScores":
@@ -118,12 +119,14 @@ def scores(
             f"the result has no {own_metric.title} of clients, or none is defined; run it with "
             f'evaluate.metric = "{own_metric.name}"'
         )
-    same = own_metric.name == chosen.name
+    same, same_clients = own_metric.name == chosen.name, _same_clients(content, seeds)
+    lost = _not_of_every_seed(accuracy) if same_clients else np.zeros(0, np.int64)
+    accuracy[:, :, lost] = np.nan
     return ComparedScores(
         tuple(models),
         accuracy,
         seeds,
-        _same_clients(content, seeds),
+        same_clients,
         _row_counts(clients[0], "test"),
         _row_counts(clients[0], "train"),
         _right_answers(found),
@@ -131,7 +134,19 @@ def scores(
         own_metric,
         _without_groups(found) if same else None,
         _effective_rows(found[0]) if same else None,
+        len(lost),
     )
+
+
+def _not_of_every_seed(accuracy: Floats) -> NDArray[np.int64]:
+    """Find clients, the same under all seeds, whose test rows define a score under some only.
+
+    Means, intervals and differences are of the others, which are the same under every seed. If
+    there are none, nobody is left out.
+    """
+    defined = ~np.isnan(accuracy).all(axis=0)
+    some = defined.any(axis=0) & ~defined.all(axis=0)
+    return np.flatnonzero(some) if defined.all(axis=0).any() else np.zeros(0, np.int64)
 
 
 def _without_groups(found: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> Floats | None:

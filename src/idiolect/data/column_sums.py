@@ -239,6 +239,11 @@ class ColumnSums:
         value = math.copysign(2.0 ** ((abs(key) - _ZERO + 0.5) / _PER_OCTAVE), key)
         return float(round(value)) if self.whole else value
 
+    def width_at(self, value: float) -> float:
+        """Return how wide the bin of a value is; 0 where a bin holds one whole number."""
+        width = abs(value) * (2.0 ** (1 / _PER_OCTAVE) - 1)
+        return 0.0 if self.whole and width < 1 else width
+
     def masked(self, minimum: int) -> ColumnSums:
         """Tell no cell of fewer than `minimum` rows: small bins are pooled, small categories too.
 

@@ -6,6 +6,7 @@ raw tables: columns by name, in any order, with gaps and categories that nobody 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,8 +91,11 @@ class ColumnEncoder:
         made = cls(name, plan, 0, value=varies, flag=flag)
         if varies:
             of = {"median": sums.quantile(0.5), "mean": sums.mean, "mode": sums.mode}
-            fill = of[plan.imputation]  # no histogram: all its cells were too small to be told
-            made = replace(made, fill=sums.mean if math.isnan(fill) else fill)
+            fill = of[plan.imputation]
+            # No histogram: all its cells were too small to be told. Or they are wider than the
+            # values vary, as of 1e9 ± 1, and the middle of one lies far from all of them.
+            vague = math.isnan(fill) or sums.width_at(fill) > 0.1 * sums.deviation
+            made = replace(made, fill=sums.mean if vague else fill)
             if plan.scale and plan.kind != "boolean":
                 made = replace(made, shift=sums.mean, scale=sums.deviation)
         return replace(made, width=made.used)
@@ -192,8 +196,12 @@ class TableEncoder:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The name of each feature."""
-        return tuple(name for column in self.columns for name in column.features)
+        """The name of each feature; of two of one name the later is numbered."""
+        held: dict[str, None] = {}
+        for name in (name for column in self.columns for name in column.features):
+            copies = (f"{name} ({n})" for n in itertools.count(2))
+            held[next(one for one in itertools.chain([name], copies) if one not in held)] = None
+        return tuple(held)
 
     @property
     def plans(self) -> dict[str, ColumnPlan]:

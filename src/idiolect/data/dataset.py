@@ -188,6 +188,11 @@ class Dataset:
         return () if self.encoder is None else self.encoder.embedded
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The label columns of a table."""
+        return () if self.table is None else getattr(self.table.source, "labels", ())
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """What `tally` counts, by task: classes, labels, rows, or events and censored rows."""
         if self.sequential:
@@ -325,8 +330,23 @@ def fitted(dataset: Dataset, rows: Rows) -> Dataset:
             raise DataError(f"dataset '{dataset.name}' has no training row to fit columns to")
         return encoded_by(dataset, TableEncoder.fit(dataset.table.plans, dataset.table.sums(rows)))
     how = dataset.unfitted
+    if dataset.table is not None:
+        _refuse_lost(dataset.name, dataset.table, rows)
     shift, scale = decoding(moments(dataset, how, rows), how, dataset.x.dtype == np.uint8)
     return replace(dataset, shift=shift, scale=scale, unfitted="")
+
+
+def _refuse_lost(name: str, table: RawTable, rows: Rows) -> None:
+    """Refuse columns that vary by less than single precision can tell, such as 1.7e9 ± 50."""
+    for column, own in table.columns.items():
+        values = own.values[rows].astype(np.float64)
+        lost = np.abs(values.astype(np.float32) - values).max(initial=0.0)
+        if lost > 1e-3 * values.std() > 0:
+            raise DataError(
+                f"dataset '{name}': column '{column}' varies by {values.std():.3g} about "
+                f"{values.mean():.6g}, which a normalisation of single precision loses; leave "
+                "normalise out, and columns are scaled as they are read"
+            )
 
 
 def encoded_by(dataset: Dataset, encoder: TableEncoder) -> Dataset:

@@ -143,6 +143,7 @@ class Federation:
         `task` and `columns`, and those of `federate`, such as `stratify`.
         """
         from idiolect.data.federate import federate_by_clients
+        from idiolect.data.inspection import refuse_unclear
         from idiolect.data.own import read, reading_options
         from idiolect.data.own.frames import column_name, frame_table
 
@@ -161,6 +162,7 @@ class Federation:
         if isinstance(split, str) and split != "file":
             reading["split"], split = split, "file"
         dataset = read(table, **reading)
+        refuse_unclear(dataset, partition)
         return federate_by_clients(dataset, partition, seed, split, normalise, **more)
 
     @classmethod

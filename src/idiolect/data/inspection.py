@@ -8,7 +8,7 @@ import numpy as np
 from idiolect.data.column_sums import ColumnSums, RawColumn
 from idiolect.data.columns import ColumnEncoder, rare_below
 from idiolect.data.dataset import Dataset
-from idiolect.data.own.column_types import TableFacts, quoted
+from idiolect.data.own.column_types import TableFacts, quoted, spelled_alike
 from idiolect.errors import DataError
 
 _SHOWN = 5  # categories or classes that are named
@@ -53,6 +53,9 @@ def inspected(dataset: Dataset) -> Inspection:
     advice = [Advice(one) for one in dataset.remarks]
     if facts is not None and dataset.clients is None and facts.clients:
         advice.append(client_advice(facts.clients[0]))
+    if pair := spelled_alike(dataset.client_names):
+        said = f"'{pair[0]}' and '{pair[1]}' are two clients; if they are one, write them alike"
+        advice.append(Advice(said))
     advice += _label_advice(dataset)
     form = f"examples of {'x'.join(map(str, dataset.x.shape[1:]))}, {dataset.x.dtype}"
     if table is not None and facts is not None:
@@ -71,7 +74,7 @@ def table_facts(dataset: Dataset) -> TableFacts | None:
 
 
 def refuse_unclear(dataset: Dataset, partition: str | None) -> None:
-    """Refuse rows of one class only, and rows whose owner stands there unnamed.
+    """Refuse rows of one class only or without an event, and rows whose owner stands there unnamed.
 
     A `partition` that was asked for divides rows by something else.
     """
@@ -82,6 +85,11 @@ def refuse_unclear(dataset: Dataset, partition: str | None) -> None:
                 f"{dataset.name}: all {len(dataset):,} labels are '{dataset.classes[held[0]]}'; "
                 "expected at least two classes: name another label column, or add rows"
             )
+    if dataset.task.kind == "survival" and not dataset.y[:, 1].any():
+        raise DataError(
+            f"{dataset.name}: no row has an event, so there is nothing to learn; expected 1 in the "
+            "second label column where the event was seen"
+        )
     facts = table_facts(dataset)
     if partition is None and dataset.clients is None and facts is not None and facts.clients:
         name = facts.clients[0]
@@ -99,7 +107,7 @@ def client_advice(name: str) -> Advice:
 
 def _label(dataset: Dataset) -> ColumnView:
     y, kind, facts = dataset.y, dataset.task.kind, table_facts(dataset)
-    name = (facts.label if facts is not None else "") or "label"
+    name = ", ".join(() if facts is None else facts.labels) or "label"
     if dataset.sequential:
         return ColumnView(name, "label", 0.0, "the words", "each next word is predicted")
     if kind == "number":
@@ -134,6 +142,12 @@ def _label_advice(dataset: Dataset) -> list[Advice]:
         return []
     counts = dataset.counts()
     held = counts[counts > 0]
+    if pair := spelled_alike(dataset.classes):
+        return [
+            Advice(
+                f"'{pair[0]}' and '{pair[1]}' are two classes; if they are one, write them alike"
+            )
+        ]
     if len(held) == 1:
         return [Advice("all labels are of one class: there is nothing to learn", "label = ...")]
     least, most = held.min() / held.sum(), held.max() / held.sum()

@@ -27,6 +27,12 @@ from idiolect.data.own import read
 from idiolect.data.own.column_types import EVERY_OTHER, typed_columns
 from idiolect.data.own.csv_files import TableSource, is_csv
 from idiolect.data.own.frames import frame_table
+from idiolect.data.own.label_columns import (
+    class_spellings,
+    column_values,
+    has_gap,
+    joined_cells,
+)
 from idiolect.data.own.photographs import IMAGE_FILES, image_files, upright_image
 from idiolect.data.own.tables import UNLABELLED, examples, read_cells, read_columns
 from idiolect.data.parquet import image_column, picture
@@ -76,7 +82,8 @@ class Preprocessing:
     @classmethod
     def of(cls, dataset: Dataset, options: Mapping[str, Any] | None = None) -> "Preprocessing":
         """Describe how a divided dataset's examples are read; `options` are those of reading."""
-        columns = {name: _column_names((options or {}).get(name)) for name in _COLUMNS}
+        known = {"label": dataset.labels, **(options or {})}
+        columns = {name: _column_names(known.get(name)) for name in _COLUMNS}
         return cls(
             tuple(dataset.x.shape[1:]),
             str(dataset.x.dtype),
@@ -348,7 +355,9 @@ class Preprocessing:
         """Read the images that a column of a table holds."""
         held = [one["bytes"] if isinstance(one, dict) else one for one in table[column].to_pylist()]
         x = [self._image(one, f"{path}, row {row}") for row, one in enumerate(held, 1)]
-        return _numbered(np.concatenate(x), self._labels(table, columns, str(path)))
+        return _numbered(
+            np.concatenate(x), self._labels(table, columns, str(path), TableSource(path))
+        )
 
     def _image(self, given: Any, where: str) -> AnyArray:
         """Bring one image to the model's size and channels: [1, channel, height, width]."""
@@ -378,7 +387,8 @@ class Preprocessing:
         """Take the features out of a table by their names, whatever else it holds."""
         if not table.num_rows:
             raise DataError(f"{where} has no rows; expected at least one to predict")
-        y = self._labels(table, columns, where)
+        source = source or TableSource(Path(where))
+        y = self._labels(table, columns, where, source)
         if self.kind == "text":
             name = columns.get("text", "text")
             if name not in table.column_names:
@@ -391,7 +401,7 @@ class Preprocessing:
         if self.kind == "images":
             raise DataError(f"{where} is a table, and the model reads images of {self.shape}")
         if self.encoder is not None:
-            x, absent = self._encoded(table, source or TableSource(Path(where)))
+            x, absent = self._encoded(table, source)
             said = f"{where} has no column {_listed(absent)}; its cells count as missing"
             return _numbered(x, y)._replace(remarks=(said,) if absent else ())
         return _numbered(self._features(table, where), y)
@@ -429,34 +439,40 @@ class Preprocessing:
         self._refuse_misfit(x, where)
         return x
 
-    def _labels(self, table: Any, columns: Mapping[str, Any], where: str) -> AnyArray | None:
+    def _labels(
+        self, table: Any, columns: Mapping[str, Any], where: str, source: TableSource
+    ) -> AnyArray | None:
         """Return the labels, where the table has them."""
         name = columns.get("label", "label")
         if self.task.kind != "classes":
-            return self._targets(table, [name] if isinstance(name, str) else list(name), where)
+            names = [name] if isinstance(name, str) else list(name)
+            return self._targets(table, names, where, source)
         if name not in table.column_names or name in self.features:
             return None
         known = {one: code for code, one in enumerate(self.classes)}
         y = np.full(table.num_rows, -1, np.int64)
-        for row, value in enumerate(table[name].to_pylist()):
-            if value is None or value == "":
+        for row, spelled in enumerate(class_spellings(table, name, source)):
+            if not spelled:
                 continue
-            text = str(int(value)) if isinstance(value, float | bool) else str(value)
-            if text not in known and str(value) not in known:
+            y[row] = next((known[one] for one in spelled if one in known), -1)
+            if y[row] < 0:
                 raise DataError(
-                    f"{where} has class {str(value)!r} in row {row + 1}, which the model does not "
+                    f"{where} has class {spelled[0]!r} in row {row + 1}, which the model does not "
                     f"know; its classes are {_listed(self.classes)}"
                 )
-            y[row] = known.get(text, known.get(str(value), -1))
         return y if (y >= 0).any() else None
 
-    def _targets(self, table: Any, names: list[str], where: str) -> AnyArray | None:
+    def _targets(
+        self, table: Any, names: list[str], where: str, source: TableSource
+    ) -> AnyArray | None:
         """Return what the task learns of whole label columns; None where one is not there."""
         if not set(names) <= set(table.column_names) - set(self.features):
             return None
-        if any(table[name].null_count for name in names):
+        cells = joined_cells(table, names[0], True) if self._joins(names) else None
+        if cells is None and any(has_gap(table, name) for name in names):
             return None
-        held = {name: np.array(table[name].to_pylist()) for name in names}
+        held = {name: column_values(table, name, source) for name in names if cells is None}
+        held = held if cells is None else {names[0]: cells}
         y, known = targets(held, self.task, where, self.classes)
         if self.task.kind != "labels":
             return y
@@ -467,6 +483,10 @@ class Preprocessing:
             )
         places = [list(known).index(one) if one in known else -1 for one in self.classes]
         return np.concatenate([y, np.zeros((len(y), 1), y.dtype)], 1)[:, places]
+
+    def _joins(self, names: Sequence[str]) -> bool:
+        """Return whether a cell may hold several labels."""
+        return self.task.kind == "labels" and len(names) == 1
 
     def _array(self, given: Any) -> AnyArray:
         """Bring an array to the form of the training examples; one example may stand alone."""
@@ -556,7 +576,8 @@ def _column_names(given: Any) -> str | tuple[str, ...] | None:
     """Return the name of a column, or the names of several."""
     if isinstance(given, str):
         return given
-    return tuple(map(str, given)) if isinstance(given, list | tuple) and given else None
+    names = tuple(map(str, given)) if isinstance(given, list | tuple) else ()
+    return names[0] if len(names) == 1 else names or None
 
 
 def _text_kind(dataset: Dataset) -> str:

@@ -129,7 +129,14 @@ def _floats(values: AnyArray, name: str, where: str) -> AnyArray:
         raise DataError(
             f"{where}: column '{name}' has no number in row {int(gaps[0]) + 1}; fill or drop it"
         )
-    return np.asarray(found.astype(np.float32))
+    kept = found.astype(np.float32)
+    lost, spread = float(np.abs(kept - found).max(initial=0.0)), float(found.std())
+    if lost > 1e-3 * spread > 0:
+        raise DataError(
+            f"{where}: column '{name}' varies by {spread:.3g} about {found.mean():.6g}, which is "
+            "lost in single precision; subtract a number near its mean first"
+        )
+    return np.asarray(kept)
 
 
 def _is_number(value: Any) -> bool:

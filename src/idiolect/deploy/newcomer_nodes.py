@@ -28,6 +28,7 @@ from idiolect.experiment.adapt import (
     adaptation_document,
     catch_up,
     load_finished,
+    metric_choice,
     network_index,
     refuse_per_client_state,
     write_adaptation,
@@ -142,7 +143,8 @@ def adapt_nodes(
         label, method, (run.seed,), visit, registry, bound, None, "fixed", experiment.deploy
     )
     test_data = () if any(registry.sizes(2, 0)) else None  # they are the nodes' own
-    done = catch_up(server, method, run, test_data, found.place)
+    choice = metric_choice(found.experiment, form.blank(2).task)
+    done = catch_up(server, method, run, test_data, found.place, choice=choice)
     sizes = [[registry.sizes(part, 0)[n] for part in range(3)] for n in range(registry.clients)]
     about: Mapping[str, str] = {"source": "the nodes' own data", "federation": ""}
     done = done._replace(notices=(*done.notices, *server.remarks()))

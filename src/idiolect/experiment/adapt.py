@@ -14,6 +14,7 @@ from idiolect.core import capabilities, checkpoint, tree
 from idiolect.core.capabilities import NewcomerHistory, NewcomerMessage, has
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
+from idiolect.core.task import Task
 from idiolect.core.tree import Tree
 from idiolect.data import SOURCES, Dataset, federate
 from idiolect.data.federation import Federation, TestData
@@ -26,9 +27,11 @@ from idiolect.engine.backend import Backend
 from idiolect.engine.evaluation import ClientScores
 from idiolect.engine.final_exchange import Sums
 from idiolect.engine.rounds import SeededRun, Simulation
+from idiolect.engine.row_metrics import MetricChoice
 from idiolect.errors import ConfigError, DataError, MethodError
 from idiolect.experiment.build import build_backend, load_source
 from idiolect.experiment.components import build_architectures, build_method, networks_by_label
+from idiolect.experiment.job import Evaluate
 from idiolect.experiment.run_state import checkpoint_path, globals_folder, seed_leaves
 from idiolect.experiment.schema import Experiment, MethodTable
 from idiolect.experiment.seed_parts import part_with_seed
@@ -67,6 +70,7 @@ class Adapted(NamedTuple):
     verdict: ClientScores
     met: tuple[int, ...]
     notices: tuple[str, ...]
+    metric: str | None = None  # what they are scored by
 
 
 def load_finished(folder: Path, label: str, seed: int | None = None) -> FinishedRun:
@@ -103,16 +107,17 @@ def adapt_newcomers(
     architectures: Mapping[str, Architecture],
     backend: Backend,
     place: int = 0,
+    choice: MetricChoice | None = None,
 ) -> Adapted:
     """Show newcomers the kept global models, adapt to the last one, and evaluate.
 
-    Their architecture was the run's, in this place.
+    Their architecture was the run's, in this place; the metric of a `choice` is among the scores.
     """
     refuse_per_client_state(method, architectures, federation.dataset, federation.clients)
     runs = [SeededRun(run.seed, federation.train_data)]
     simulation = Simulation(method, runs, architectures, backend=backend, newcomers=True)
     test_data = [federation.test_data] if any(len(rows) for rows in federation.test) else None
-    return catch_up(simulation, method, run, test_data, place, backend.place)
+    return catch_up(simulation, method, run, test_data, place, backend.place, choice)
 
 
 class NewcomerRounds(Protocol):
@@ -136,6 +141,7 @@ class NewcomerRounds(Protocol):
         *,
         keep: bool = False,
         newcomers: bool = False,
+        choice: MetricChoice | None = None,
     ) -> list[ClientScores]:
         """Adapt all newcomers to the current server state, and evaluate them."""
 
@@ -147,6 +153,7 @@ def catch_up(
     test_data: Sequence[TestData] | None,
     place: int = 0,
     device: torch.device = _CPU,
+    choice: MetricChoice | None = None,
 ) -> Adapted:
     """Show newcomers the earlier states that a run kept, and adapt them to the last."""
     template = tuple(guests.states)
@@ -171,14 +178,15 @@ def catch_up(
         guests.tree = {**kept, "groups": (there,)}
     if run.exchange_sums:
         guests.exchange_sums = [{name: leaf.to(device) for name, leaf in run.exchange_sums.items()}]
-    (verdict,) = guests.evaluate(test_data, keep=True, newcomers=True)
+    (verdict,) = guests.evaluate(test_data, keep=True, newcomers=True, choice=choice)
     if test_data is None:  # then the scores are those on validation data
         scores = {
             model: {f"val_{metric}": values for metric, values in metrics.items()}
             for model, metrics in verdict.scores.items()
         }
         verdict = verdict._replace(scores=scores)
-    return Adapted(verdict, (*met, run.round), tuple(notices))
+    name = None if choice is None else choice.name
+    return Adapted(verdict, (*met, run.round), tuple(notices), name)
 
 
 def _put(
@@ -298,7 +306,9 @@ def adapt(
     networks = build_architectures(with_one_network(experiment, network), [federation], reach)
     settled = build_method(table)
     place = network_index(experiment, network)
-    found = adapt_newcomers(settled, run, federation, networks, build_backend(experiment), place)
+    choice = metric_choice(experiment, fitting.task)
+    backend = build_backend(experiment)
+    found = adapt_newcomers(settled, run, federation, networks, backend, place, choice)
     target = Path(out) if out else Path(run_dir) / "newcomers" / folder_name(data.name)
     about = {"source": federation.dataset.name, "federation": federation.description}
     parts = (federation.train, federation.val, federation.test)
@@ -342,6 +352,11 @@ def _federation(dataset: Dataset, seed: int, split: Sequence[float] | str) -> Fe
     return federate(dataset, "natural", seed, split, drop=True)
 
 
+def metric_choice(experiment: Experiment, task: Task) -> MetricChoice:
+    """Return what a run measures, and from which probability it calls a row positive."""
+    return Evaluate(**experiment.evaluate.of_job()).choice(task.kind)
+
+
 def network_index(experiment: Experiment, label: str | None) -> int:
     """Return a network's place among the run's."""
     return 0 if label is None else list(networks_by_label(experiment.model)).index(label)
@@ -366,7 +381,7 @@ def adaptation_document(
         "seed": run.seed,
         "round": run.round,
         "met": found.met,
-        "metric": experiment.evaluate.metric,
+        "metric": found.metric,
         "notices": found.notices,
         "data": dict(about),
         "newcomers": [

@@ -14,7 +14,7 @@ import torch
 from idiolect.core import checkpoint
 from idiolect.core.checkpoint import write_whole
 from idiolect.data.preprocessing import Preprocessing
-from idiolect.engine.outcome import THRESHOLD
+from idiolect.engine.outcome import EFFECTIVE, THRESHOLD
 from idiolect.engine.personal_model import PersonalModel
 from idiolect.errors import ConfigError, DataError, MissingExtra
 from idiolect.experiment.load import parse_toml
@@ -263,7 +263,7 @@ def _description(stored: StoredModel) -> dict[str, Any]:
             "licence": _licence(str(data.get("provenance", ""))),
         },
         "scores": {
-            "client": _own_scores(own),
+            "client": _own_scores(own, stored.form),
             "all clients": _mean_scores(found.get("headline", {}), found.get("metric", "accuracy")),
         },
         "privacy": found.get("privacy") or "none",
@@ -299,16 +299,22 @@ def _licence(provenance: str) -> str:
     return "not known"
 
 
-def _own_scores(client: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the client's own scores on its test rows, accuracy with its interval."""
+def _count(rows: int | None) -> str:
+    return "?" if rows is None else str(rows)
+
+
+def _own_scores(client: Mapping[str, Any], form: Preprocessing) -> dict[str, Any]:
+    """Return the client's own scores on its test rows, a share of right rows with its interval."""
     scores = client.get("personal") or client.get("global") or {}
     kept: dict[str, Any] = {
         name: value
         for name, value in scores.items()
-        if isinstance(value, int | float) and not name.startswith("val_")
+        if isinstance(value, int | float)
+        and not name.startswith("val_")
+        and name not in (THRESHOLD, EFFECTIVE)
     }
     rows, accuracy = client.get("test"), kept.get("accuracy")
-    if rows and accuracy is not None:
+    if rows and accuracy is not None and form.task.kind == "classes" and not form.sequential:
         kept["accuracy_interval"] = wilson(accuracy, rows)
     return kept
 
@@ -359,7 +365,8 @@ def _card(stored: StoredModel, about: Mapping[str, Any], formats: Sequence[str])
         ),
         f"| data | {_cell(data['source'])}. {_cell(data['provenance'])} |",
         f"| licence of the data | {_cell(data['licence'])} |",
-        f"| rows of this client | {client['train'] or '?'} trained, {client['test'] or '?'} test |",
+        f"| rows of this client | {_count(client['train'])} trained, "
+        f"{_count(client['test'])} test |",
         f"| method | {_cell(about['method']['label'])}, {about['round']} rounds, seed "
         f"{about['seed']} |",
         f"| settings | {_cell(_settings(about['method']['settings']))} |",

@@ -66,7 +66,9 @@ def read(
     that are not named; `delimiter` and `encoding` of a CSV file are recognised.
     """
     chosen = None if task is None else make_task(task)
-    names = (label,) if isinstance(label, str) else tuple(label)
+    # pandas may know a column as a number.
+    names = tuple(map(str, (label,) if isinstance(label, str | int) else label))
+    client, split = str(client), str(split)
     if not names or (chosen is not None and chosen.kind == "classes" and len(names) > 1):
         raise ConfigError(
             f"label names {len(names)} columns, and task classes has one; say task = 'labels', or "

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from idiolect.data.column_sums import ColumnPlan, RawColumn
-from idiolect.data.own.csv_files import TableSource
+from idiolect.data.own.csv_files import COMMAS, PLAIN, TableSource
 from idiolect.errors import DataError
 
 MISSING = ("", "na", "n/a", "nan", "null", "?", "-", ".", "#n/a", "<na>", "nat")
 """Spellings of a missing cell, in any case; "-" is a value beside "+"."""
 
-PLAIN = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 SECONDS = 86_400.0  # of a day
 
 _BOOLEAN = {
@@ -123,7 +122,7 @@ def leading_zeros(own: Cells) -> bool:
     return bool(compute.all(compute.match_substring_regex(own.texts, r"^\d+$")).as_py())
 
 
-def quick_numbers(cells: Any) -> NDArray[np.float64] | None:
+def quick_numbers(cells: Any, source: TableSource) -> NDArray[np.float64] | None:
     """Read a column whose cells are all plain numbers, without a gap or a code such as 007."""
     import pyarrow
 
@@ -134,11 +133,12 @@ def quick_numbers(cells: Any) -> NDArray[np.float64] | None:
     except pyarrow.ArrowInvalid:
         return None
     compute = arrow_compute()
-    zeros = compute.any(compute.match_substring_regex(cells, r"^0\d")).as_py()
-    return None if zeros else values
+    # Dots may stand between thousands where the file has decimal commas.
+    unclear = r"^0\d|\." if source.commas else r"^0\d"
+    return None if compute.any(compute.match_substring_regex(cells, unclear)).as_py() else values
 
 
-def as_numbers(texts: Any, delimiter: str = "") -> NDArray[np.float64] | None:
+def as_numbers(texts: Any, source: TableSource | None = None) -> NDArray[np.float64] | None:
     """Read texts as numbers; None where one is none. A comma is read as files of a form have it."""
     import pyarrow
 
@@ -154,11 +154,11 @@ def as_numbers(texts: Any, delimiter: str = "") -> NDArray[np.float64] | None:
     def fits(pattern: str) -> bool:
         return bool(compute.all(compute.match_substring_regex(texts, f"^({pattern})$")).as_py())
 
-    if (values := cast(texts)) is not None:
+    german = source is not None and source.delimiter in (";", "\t", "|") and fits(COMMAS)
+    dotted = german and source is not None and source.commas  # 1.200 beside 3,5 is no 1.2
+    if not dotted and (values := cast(texts)) is not None:
         return values
-    if delimiter in (";", "\t", "|") and fits(
-        r"[+-]?(\d{1,3}(\.\d{3})+|\d*)(,\d+)?([eE][+-]?\d+)?"
-    ):
+    if german:
         whole = compute.replace_substring(texts, ".", "")
         return cast(compute.replace_substring(whole, ",", "."))
     if fits(rf"[+-]?\d{{1,3}}(,\d{{3}})+(\.\d+)?|{PLAIN}"):
@@ -183,6 +183,13 @@ def dates(texts: Any, forms: Sequence[str]) -> tuple[NDArray[np.float64], str, s
     other = [one for _, one in found[1:] if swapped and one.startswith(swapped)]
     same = other and np.array_equal(days, next(d for d, one in found if one == other[0]))
     return days, form, other[0] if other and not same else ""
+
+
+def is_date(text: str, form: str) -> bool:
+    """Return whether one text is a date of this form."""
+    import pyarrow
+
+    return _may_be_date(text) and _parsed(pyarrow.array([text]), form) is not None
 
 
 def _may_be_date(text: str) -> bool:
@@ -220,7 +227,7 @@ def declared_column(name: str, own: Cells, plan: ColumnPlan, source: TableSource
         expected = "a number"
 
         def whole(texts: Any) -> NDArray[np.float64] | None:
-            return as_numbers(texts, source.delimiter)
+            return as_numbers(texts, source)
 
     elif plan.kind == "boolean":
         expected = "true or false, yes or no, 1 or 0"

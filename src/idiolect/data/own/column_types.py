@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from idiolect.data.column_sums import ColumnPlan, RawColumn, RawTable
 from idiolect.data.own.cell_values import (
     DAYS,
-    PLAIN,
     SECONDS,
     Cells,
     arrow_compute,
@@ -25,18 +24,21 @@ from idiolect.data.own.cell_values import (
     categories,
     dates,
     declared_column,
+    is_date,
     leading_zeros,
     quick_numbers,
     shown,
     string_cells,
 )
-from idiolect.data.own.csv_files import TableSource
+from idiolect.data.own.csv_files import PLAIN, TableSource
 from idiolect.errors import DataError
 
 EVERY_OTHER = "*"  # declares the columns that are not named
 
 _ENOUGH = 20  # rows from which on a column of distinct strings is an identifier
 _IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|nr|no|key|index|record|mrn)$|^(id|row|index)\b", re.I)
+_PERSON = re.compile(r"(^|[_ .-])(id|uid|nr|no|key|record|mrn)$", re.I)
+_TIMES = 20  # a value that stands in more rows on average is no person's or record's
 _CLIENT = re.compile(
     r"(^|[_ .-])(site|hospital|clinic|client|cent(er|re)|user|school|bank|branch|region|store|"
     r"institution|facility|practice|device|silo|party)([_ .-]?(id|name|code|nr|no))?$",
@@ -62,7 +64,7 @@ class TableFacts:
     remarks: tuple[Remark, ...] = ()
     spellings: Mapping[str, Mapping[str, int]] = ()  # type: ignore[assignment]
     clients: tuple[str, ...] = ()  # columns that look like the client
-    label: str = ""  # the names of the label columns
+    labels: tuple[str, ...] = ()  # the names of the label columns
     client: str = ""  # of the client's, where there is one
 
 
@@ -130,6 +132,8 @@ def _column(
     if types.is_temporal(kind):
         plain = types.is_timestamp(kind) or types.is_date(kind)
         if wanted in ("", "date") and plain:
+            if types.is_timestamp(kind) and kind.tz:  # the time of the place, as in text
+                cells = compute.local_timestamp(cells)
             seconds = compute.cast(compute.cast(cells, "timestamp[s]", safe=False), "int64")
             days = _floats(seconds) / SECONDS
             return RawColumn(plan or ColumnPlan("date"), days), [], _gaps(days)
@@ -162,7 +166,7 @@ def quoted(name: str) -> str:
 def _of_strings(
     name: str, cells: Any, plan: ColumnPlan | None, source: TableSource
 ) -> tuple[RawColumn | str, list[Remark], dict[str, int]]:
-    if plan is None and (values := quick_numbers(cells)) is not None:
+    if plan is None and (values := quick_numbers(cells, source)) is not None:
         return _judged_number(name, values, None, source, _gaps(values, "nan"))
     own = string_cells(cells, () if plan is None else plan.missing)
     if plan is not None:
@@ -175,14 +179,17 @@ def _of_strings(
     if (truths := booleans(own)) is not None:
         return RawColumn(ColumnPlan("boolean"), own.spread(truths)), [], own.spellings
     zeros = leading_zeros(own)
-    if not zeros and (numbers := as_numbers(own.texts, source.delimiter)) is not None:
-        values = own.spread(numbers)
-        return _judged_number(name, values, None, source, own.spellings)
+    if not zeros and (numbers := as_numbers(own.texts, source)) is not None:
+        found = _judged_number(name, own.spread(numbers), None, source, own.spellings)
+        return found[0], [*found[1], *_thousands(name, own, numbers, source)], found[2]
     if (dated := dates(own.texts, DAYS)) is not None:
         days, form, other = dated
         said = f"dates such as {own.texts[0].as_py()} are read as {form}"
         remedy = f'{quoted(name)} = {{ type = "date", format = "{other}" }}'
         remarks = [Remark(name, said, remedy)] if other else []
+        if "%y" in form:
+            said = "has years of two digits: 69 to 99 are read as 1969 to 1999, 00 to 68 as 2000 to"
+            remarks.append(Remark(name, f"{said} 2068; where that is wrong, write four"))
         return RawColumn(ColumnPlan("date", format=form), own.spread(days)), remarks, own.spellings
     return _judged_strings(name, own, source, zeros)
 
@@ -211,11 +218,28 @@ def _judged_number(
         counting = bool(len(distinct) and distinct[-1] - distinct[0] == len(distinct) - 1)
         if _IDENTIFIER.search(name) or (counting and unnamed):
             return "it numbers the rows", [_override(name, "number")], spellings
+    if whole and (why := _repeated(name, len(distinct), len(present))):
+        return why, _split_by_hand(name, why, "number"), spellings
     if whole and 3 <= len(distinct) <= 10 and len(values) >= 2 * _ENOUGH:
         shown = ", ".join(f"{one:g}" for one in distinct)
         said = f"holds only the whole numbers {shown} and is read as a number; if they are codes:"
         remarks.append(Remark(name, said, f'{quoted(name)} = "category"'))
     return RawColumn(ColumnPlan("number"), values), remarks, spellings
+
+
+def _repeated(name: str, distinct: int, rows: int) -> str:
+    """Say that a column names persons or records that stand in several rows; else nothing."""
+    several = _ENOUGH <= distinct < rows <= _TIMES * distinct
+    several = several and bool(_PERSON.search(name)) and not _CLIENT.search(name)
+    return f"{distinct:,} identifiers in {rows:,} rows" if several else ""
+
+
+def _split_by_hand(name: str, why: str, kind: str) -> list[Remark]:
+    said = (
+        f"holds {why}, and is ignored. Rows of one may be trained and tested on alike, which makes "
+        'scores too good: write a column that says train or test, with split = "file"'
+    )
+    return [Remark(name, said), _override(name, kind)]
 
 
 def _override(name: str, kind: str) -> Remark:
@@ -245,14 +269,18 @@ def _judged_strings(
     words = np.mean([len(one.split()) for one in sample])
     length = np.mean([len(one) for one in sample])
     many = own.present >= _ENOUGH
+    if many and (said := _several_forms(own)):
+        return "its dates are of several forms", [Remark(name, said)], own.spellings
     if many and (words >= 4 or length > 60) and distinct > own.present / 2:
         said = "is free text and is ignored; to learn from the text alone:"
         remark = Remark(name, said, f'options = {{ text = "{name}" }}')
         return "it is free text", [remark], own.spellings
     if many and distinct > 0.9 * own.present:
         why = f"{distinct:,} of {own.present:,} values differ: an identifier"
-        return why, [_override(name, "category")], own.spellings
-    remarks = []
+        return why, _half_numbers(name, own) or [_override(name, "category")], own.spellings
+    if why := _repeated(name, distinct, own.present):
+        return why, _split_by_hand(name, why, "category"), own.spellings
+    remarks = _alike(name, own) + _half_numbers(name, own)
     if zeros:
         said = "has leading zeros and is read as a category; if they are numbers:"
         remarks.append(Remark(name, said, f'{quoted(name)} = "number"'))
@@ -260,6 +288,56 @@ def _judged_strings(
         said = f"has {distinct:,} categories, of which rare ones share a place; or leave it out:"
         remarks.append(Remark(name, said, f'{quoted(name)} = "ignore"'))
     return categories(own, ColumnPlan("category")), remarks, own.spellings
+
+
+def _thousands(
+    name: str, own: Cells, numbers: NDArray[np.float64], source: TableSource
+) -> list[Remark]:
+    """Say how a dot is read in a file whose other columns have decimal commas."""
+    dotted = [n for n, one in enumerate(own.some()) if "." in one] if source.commas else []
+    if not dotted:
+        return []
+    said = f"has dots between thousands: {own.texts[dotted[0]].as_py()} is read as"
+    return [Remark(name, f"{said} {numbers[dotted[0]]:g}, since the file has decimal commas")]
+
+
+def _several_forms(own: Cells) -> str:
+    """Say that strings are dates, but not all of one form."""
+    sample = own.some()
+    forms = [next((form for form in DAYS if is_date(one, form)), "") for one in sample]
+    if not all(forms):
+        return ""
+    other = next((n for n, form in enumerate(forms) if form != forms[0]), 0)
+    pair = f"{sample[0]} and {sample[other]}" if other else f"{sample[0]}, day and month swapped"
+    return f"holds dates of several forms, such as {pair}, and is ignored; write them in one"
+
+
+def _alike(name: str, own: Cells) -> list[Remark]:
+    """Say which categories differ in upper and lower case only."""
+    pair = spelled_alike(own.some())
+    said = f"holds {shown(pair[0])} and {shown(pair[1])} as two categories" if pair else ""
+    return [Remark(name, f"{said}; if they are one, write them alike")] if pair else []
+
+
+def _half_numbers(name: str, own: Cells) -> list[Remark]:
+    """Say which words stand between numbers, such as <0.5, that made a column of categories."""
+    sample = own.some()
+    wrong = [one for one in sample if not re.fullmatch(PLAIN, one)]
+    if not wrong or len(sample) - len(wrong) < max(5, len(wrong)):
+        return []
+    said = f"is not read as a number for {', '.join(map(shown, wrong[:3]))} in it; if"
+    listed = ", ".join('"' + one.replace('"', '\\"') + '"' for one in wrong[:20])
+    remedy = f'{quoted(name)} = {{ type = "number", missing = [{listed}] }}'
+    return [Remark(name, f"{said} such cells count as missing:", remedy)]
+
+
+def spelled_alike(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return two names that differ in upper and lower case only, if there are any."""
+    held: dict[str, str] = {}
+    for name in names:
+        if (other := held.setdefault(name.casefold(), name)) != name:
+            return other, name
+    return None
 
 
 def _refuse_stray(name: str, own: Cells, source: TableSource) -> None:
@@ -289,7 +367,7 @@ def plainly_typed(table: Any, source: TableSource) -> Any:
     columns = []
     for column in table.columns:
         own = string_cells(column.combine_chunks())
-        numbers = None if leading_zeros(own) else as_numbers(own.texts, source.delimiter)
+        numbers = None if leading_zeros(own) else as_numbers(own.texts, source)
         if numbers is None or not own.present:
             columns.append(column)
         else:

@@ -3,8 +3,9 @@
 import csv
 import gzip
 import io
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ _ENCODINGS = {
     "cp1252": "Windows-1252",
     "latin-1": "Latin-1",
 }
+PLAIN = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+COMMAS = r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d*)(,\d+)?([eE][+-]?\d+)?"
+"""A number as English text has it, and with a decimal comma and dots between thousands."""
 _SAMPLE = 1 << 16  # characters that a delimiter is recognised by
 _CHUNK = 1 << 24
 
@@ -40,6 +44,7 @@ class TableSource:
     path: Path
     delimiter: str = ""  # empty: no text
     encoding: str = ""
+    commas: bool = False  # whether numbers have decimal commas, and dots between thousands
 
     @property
     def form(self) -> str:
@@ -81,7 +86,7 @@ def read_csv(path: Path, delimiter: str = "", encoding: str = "") -> tuple[Any, 
         shown = ", ".join(repr(one) for one in DELIMITERS)
         raise ConfigError(f"delimiter {delimiter!r} is unknown; expected one of {shown}")
     delimiter = delimiter or _delimiter(path, sample)
-    source = TableSource(path, delimiter, encoding)
+    source = TableSource(path, delimiter, encoding, _decimal_commas(sample, delimiter))
     names = _names(path, sample, len(text) > end, delimiter)
     places = [str(place) for place in range(len(names))]
     try:
@@ -189,6 +194,21 @@ def _delimiter(path: Path, sample: str) -> str:
         if rows and rows[0] > 1:
             scored.append((rows.count(rows[0]) / len(rows), rows[0], delimiter))
     return max(scored, key=lambda one: one[:2])[2] if scored else ","
+
+
+def _decimal_commas(sample: str, delimiter: str) -> bool:
+    """Return whether a column has decimal commas, and none has what can only be decimal dots."""
+    if delimiter == ",":
+        return False
+    rows = [row for row in csv.reader(io.StringIO(sample), delimiter=delimiter) if row][1:]
+    columns = [[cell.strip() for cell in cells] for cells in zip(*rows, strict=False)]
+    told = [[one for one in cells if any(c.isdigit() for c in one)] for cells in columns]
+    commas = any(_all(COMMAS, cells) and "," in "".join(cells) for cells in told)
+    return commas and not any(_all(PLAIN, cells) and not _all(COMMAS, cells) for cells in told)
+
+
+def _all(pattern: str, cells: Sequence[str]) -> bool:
+    return bool(cells) and all(re.fullmatch(pattern, one) for one in cells)
 
 
 def _names(path: Path, sample: str, cut: bool, delimiter: str) -> list[str]:

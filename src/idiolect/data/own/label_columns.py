@@ -18,7 +18,9 @@ from idiolect.data.parquet import class_names
 from idiolect.errors import DataError
 
 MOST_CLASSES = 20  # whole numbers of more values are a number to predict, unless a task is given
+_FEW_CLASSES = 5  # whole numbers of more values may be counts
 _ABSENT = ("", "na", "n/a", "nan", "null", "?", "#n/a", "<na>", "nat")  # "-" may be a class
+_TRUTHS = ("true", "false")
 
 
 class Decided(NamedTuple):
@@ -52,12 +54,52 @@ def column_values(table: Any, name: str, source: TableSource) -> AnyArray:
     texts = np.array(own.texts.to_pylist())
     if {one.lower() for one in texts[:3]} <= {"true", "false"} and len(texts) <= 6:
         return np.array([one.lower() == "true" for one in texts])[own.codes]
-    numbers = as_numbers(own.texts, source.delimiter)
+    numbers = as_numbers(own.texts, source)
     if numbers is None or any(_coded(one) for one in texts[:200]):
         return texts[own.codes]
     whole = bool((numbers == np.round(numbers)).all() and (np.abs(numbers) < 2**53).all())
     written = all("." not in one and "," not in one for one in texts[:1000].tolist())
     return (numbers.astype(np.int64) if whole and written else numbers)[own.codes]
+
+
+def class_spellings(table: Any, name: str, source: TableSource) -> list[tuple[str, ...]]:
+    """Return for each row what its class may be called, nothing where it is missing.
+
+    A file and a frame write the same class as TRUE or true, 1 or 1.0, with blanks or without.
+    """
+    from pyarrow import types
+
+    column = table[name].combine_chunks()
+    kind = column.type
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        return [_spelled(one) for one in column.to_pylist()]
+    own = string_cells(column.cast("string"), usual=_ABSENT)
+    texts, numbers = own.texts.to_pylist(), as_numbers(own.texts, source)
+    names = [
+        (text, *_spelled(text.lower() == "true" if text.lower() in _TRUTHS else None), *_spelled(n))
+        for text, n in zip(texts, [None] * len(texts) if numbers is None else numbers, strict=True)
+    ]
+    return [names[code] if code >= 0 else () for code in own.codes.tolist()]
+
+
+def _spelled(value: Any) -> tuple[str, ...]:
+    if value is None or value != value:
+        return ()
+    if isinstance(value, bool):
+        return (str(value), str(int(value)))
+    if isinstance(value, float) and value.is_integer():
+        return (str(int(value)), str(value))
+    return (str(value),)
+
+
+def has_gap(table: Any, name: str) -> bool:
+    """Return whether a cell of a label column is missing."""
+    from pyarrow import types
+
+    column = table[name].combine_chunks()
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        return bool((string_cells(column.cast("string"), usual=_ABSENT).codes < 0).any())
+    return any(one is None or one != one for one in column.to_pylist())
 
 
 def _coded(text: str) -> bool:
@@ -82,7 +124,7 @@ def decided_task(
     if task is not None and task.kind == "classes":
         return Decided(task)
     if len(names) == 1 and (task is None or task.kind == "labels"):
-        cells = _joined_cells(table, names[0], task is not None)
+        cells = joined_cells(table, names[0], task is not None)
         if cells is not None:
             said = "cells such as a|b hold several labels, so the task is labels; if each is one:"
             remarks = () if task else (Remark(names[0], said, 'task = "classes"'),)
@@ -101,6 +143,11 @@ def decided_task(
     if said := _a_number(first, names[0]):
         remedy = 'task = "classes"' if "fractions" not in said else ""
         return Decided(Number(), columns, (Remark(names[0], said, remedy),))
+    if first.dtype.kind in "iuf" and (distinct := len(np.unique(first))) > _FEW_CLASSES:
+        said = (
+            f"the label's {distinct} whole numbers are read as classes; if they count or measure:"
+        )
+        return Decided(Classes(), remarks=(Remark(names[0], said, 'task = "number"'),))
     return Decided(Classes())
 
 
@@ -128,7 +175,7 @@ def _a_number(values: AnyArray, name: str) -> str:
     return ""
 
 
-def _joined_cells(table: Any, name: str, told: bool) -> AnyArray | None:
+def joined_cells(table: Any, name: str, told: bool) -> AnyArray | None:
     """Return cells that hold several labels, such as a|b, or nothing; None where there are none."""
     from pyarrow import types
 

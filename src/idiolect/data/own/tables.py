@@ -129,7 +129,7 @@ def table_dataset(
         facts = replace(
             made.table.source,
             remarks=(*decided.remarks, *made.table.source.remarks),
-            label=", ".join(labels),
+            labels=tuple(labels),
             client="" if clients is None else options.client,
         )
         made = replace(made, table=replace(made.table, source=facts))
@@ -300,8 +300,9 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 def label_codes(values: AnyArray, where: str) -> tuple[Rows, tuple[str, ...]]:
     """Code labels of any kind as 0, 1, ...; the names say what they were.
 
-    Whole numbers stay as they are when at least half of 0..largest occur, so that a class nobody
-    has keeps its number; otherwise, and for strings, classes are the sorted values.
+    Of two classes, of strings and of scattered whole numbers the classes are the sorted values. Of
+    whole numbers of which at least half of 0..largest occur, a class between the smallest and the
+    largest that nobody has keeps its place.
     """
     if values.dtype.kind == "f":
         wrong = np.flatnonzero(~np.isfinite(values))
@@ -320,8 +321,10 @@ def label_codes(values: AnyArray, where: str) -> tuple[Rows, tuple[str, ...]]:
             raise DataError(f"{where}: the label in row {empty[0] + 1} is missing; fill or drop it")
         values = values.astype(str)
     found, codes = np.unique(values, return_inverse=True)
-    if values.dtype.kind in "iu" and found[0] >= 0 and found[-1] < 2 * len(found):
-        return values.astype(np.int64), tuple(str(i) for i in range(int(found[-1]) + 1))
+    numbered = values.dtype.kind in "iu" and 0 <= found[0] and found[-1] < 2 * len(found)
+    if numbered and len(found) != 2:
+        names = tuple(str(i) for i in range(int(found[0]), int(found[-1]) + 1))
+        return values.astype(np.int64) - int(found[0]), names
     return codes.astype(np.int64).reshape(-1), tuple(str(value) for value in found)
 
 
