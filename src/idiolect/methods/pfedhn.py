@@ -12,6 +12,11 @@ slower as there are clients in a round, and wants a rate that many times as larg
 
 The last layers of h start with the network's initial parameters as their bias, so that the first
 models are sound ones. Running statistics of batch normalisation are averaged, not written.
+
+In Algorithm 1 a step changes v_i alone. In the released code φ and all embeddings share one
+optimiser: at every step of whomever all the other embeddings decay too and go on by their momentum,
+and φ and v_i are clipped by their joint norm. Here, as printed, nothing of an absent client
+changes; its velocity waits for its next step, and each embedding is clipped by itself.
 """
 
 import math
