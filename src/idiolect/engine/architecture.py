@@ -4,7 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.data.tokenisers import FILE, Tokeniser, refuse_other_tokeniser
-from idiolect.engine.backend import Backend
-from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
+from idiolect.engine.backend import TRAINING_ROOM, Backend, machine_memory
+from idiolect.errors import ConfigError, IdiolectError, MethodError, ModelError, shortened
 from idiolect.kernels.recurrent import LAYERS
 from idiolect.models.adapters import AdaptedNetwork
 from idiolect.models.hf import HuggingFace
@@ -137,6 +137,21 @@ def _refuse_other_tokens(model: nn.Module, dataset: Dataset) -> None:
     if dataset.words and folder is not None and (Path(folder) / FILE).is_file():
         base = Tokeniser.load(folder)
         refuse_other_tokeniser(dataset.tokeniser, base, dataset.name, f"the base {folder}")
+
+
+def refuse_crowds(method: Method, setup: Setup) -> None:
+    """Refuse a setting that asks for more models at once than this machine has memory for."""
+    memory, weights = machine_memory(), tree.nbytes(setup.params)
+    for spec in fields(method):
+        count = getattr(method, spec.name) if spec.metadata.get("models") else 0
+        if TRAINING_ROOM * count * weights > memory:
+            raise ConfigError(
+                f"{method.title}: {spec.name} is {count}, and so many models of {weights:,} bytes "
+                f"are more than this machine's memory of {memory / 1e9:.0f} GB can train; "
+                f"expected at most {int(memory / (TRAINING_ROOM * weights))}; lower it"
+            )
+    if isinstance(base := getattr(method, "base", None), Method):
+        refuse_crowds(base, setup)
 
 
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from idiolect.core import randomness
 from idiolect.core.client import Plan, Pool, Request
-from idiolect.errors import MethodError
+from idiolect.engine.backend import machine_memory
+from idiolect.errors import ConfigError, MethodError
 from idiolect.kernels import gpu_batches
 from idiolect.kernels.compiled import attempt
 
@@ -24,6 +25,7 @@ BATCHES = 11  # keeps these draws apart from other uses of the same seed
 _COHORTS = 64  # that are drawn to see how long their clients are
 _NARROW = 8  # places of a step that are not worth halving
 _WORD = 1 << 32
+_LISTS = 4  # of a plan, in memory at once: rows and places, their draws, their copies
 
 
 class ClientRows(NamedTuple):
@@ -463,9 +465,10 @@ def _drawn(
         _held(own, number, request, round) for own, number in zip(members, samples, strict=True)
     ]
     layout, own_steps = laid_out([len(own) for own in held], request, limit, room)
+    _refuse_endless(layout, max(own_steps, default=0))
     places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
-    orders = _orders(members, round, request, [len(own) for own in held], own_steps)
+    orders = _orders(members, round, request, layout.wide, [len(own) for own in held], own_steps)
     for client, (order, own) in enumerate(zip(orders, held, strict=True)):
         places[client, : len(order)] = order[: layout.steps, : layout.wide]
         if len(own):
@@ -479,6 +482,17 @@ def _drawn(
         torch.from_numpy(np.maximum(places, 0, out=places)),
         layout,
     )
+
+
+def _refuse_endless(layout: BatchLayout, steps: int) -> None:
+    """Refuse so many steps that the list of their batches does not fit into memory."""
+    needed, memory = _LISTS * 8 * layout.clients * steps * layout.wide, machine_memory()
+    if needed > memory:
+        raise ConfigError(
+            f"the list of {steps:,} steps in one call, for {layout.clients} clients at once, needs "
+            f"{needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f}; lower the epochs or "
+            "steps that were set so high"
+        )
 
 
 def _held(member: ClientRows, number: int, request: Request, round: int) -> np.ndarray:
@@ -497,6 +511,7 @@ def _orders(
     members: Sequence[ClientRows],
     round: int,
     request: Request,
+    wide: int,
     counts: Sequence[int],
     steps: Sequence[int],
 ) -> Iterator[np.ndarray]:
@@ -510,12 +525,13 @@ def _orders(
     )
     for own, draw, count, wanted in zip(members, draws, counts, steps, strict=True):
         per_epoch = -(-count // request.batch)
-        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)
+        batch = request.batch if per_epoch > 1 else wide  # no more places than rows could fill
+        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
             if left_out(own, request, count):
                 epoch[count - count % request.batch :] = -1
-        yield order.reshape(-1, request.batch)[:wanted]
+        yield order.reshape(-1, batch)[:wanted]
 
 
 def left_out(member: ClientRows, request: Request, count: int) -> bool:

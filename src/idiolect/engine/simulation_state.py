@@ -136,6 +136,7 @@ class SimulationState:
             clients = np.arange(self._clients) if own.clients is None else np.array(own.clients)
             built = architecture.make(name, own, seeds, trained, examples, backend)
             setups = setups or built.setups
+            architecture.refuse_crowds(method, setups[0])
             if not newcomers:
                 architecture.refuse_unequal_states(method, name, setups[0], built.setups[0])
             if built.unmappable and backend.kind == "vectorised":

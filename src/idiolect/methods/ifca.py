@@ -54,25 +54,19 @@ class IFCA(Facts, Reason, StateTrace, Method):
     title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al. 2020, Algorithm 1"
 
-    clusters: int = setting(2, "number of global models (k)", least=1)
+    clusters: int = setting(2, "number of global models (k)", least=1, models=True)
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
 
     def init_server(self, setup: Setup) -> Clusters:
         """Shuffle the initial entries of every leaf but in the first model."""
         draw = torch.Generator().manual_seed(setup.seed)
-
-        def shuffled(leaf: Tensor) -> Tensor:
-            order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
-            return leaf.flatten()[order].reshape(leaf.shape)
-
-        others = [
-            {
-                name: leaf if name in setup.statistics else shuffled(leaf)
-                for name, leaf in setup.params.items()
-            }
-            for _ in range(self.clusters - 1)
-        ]
-        return Clusters(tree.stack([setup.params, *others]), setup.sizes.new_zeros(self.clusters))
+        models = tree.repeat(setup.params, self.clusters)
+        for cluster in range(1, self.clusters):
+            for name, leaf in setup.params.items():
+                if name not in setup.statistics:
+                    order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
+                    models[name][cluster] = leaf.flatten()[order].reshape(leaf.shape)
+        return Clusters(models, setup.sizes.new_zeros(self.clusters))
 
     def send(self, state: Clusters, cohort: Tensor) -> Sent:
         """Send all models."""

@@ -86,7 +86,7 @@ class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
         choices=("report", "cohort"),
     )
     embedding: int = setting(0, "length of an embedding; 0: 1 + clients / 4", least=0)
-    hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
+    hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1, models=True)
     layers: int = setting(3, "number of its hidden layers", least=1)
 
     def init_server(self, setup: Setup) -> Writer:
