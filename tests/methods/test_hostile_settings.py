@@ -11,7 +11,7 @@ from idiolect.core.method import Method
 from idiolect.engine.backend import Backend
 from idiolect.errors import ConfigError, IdiolectError
 from idiolect.experiment import train as training
-from idiolect.methods import IFCA, METHODS, MOCHA, FedAvg, PFedMe
+from idiolect.methods import IFCA, METHODS, MOCHA, FedAvg, FedRotLoRA, PFedMe
 from idiolect.methods.personalise import Combined, Mixture, Tuned
 
 COMMON = {spec.name for spec in dataclasses.fields(Method)}
@@ -85,10 +85,10 @@ def test_the_sentence(make, said):
     assert str(caught.value) == said
 
 
-def refused(method):
+def refused(method, **more):
     held = idiolect.federation("embedded", "iid", clients=2, per_client=20)
     with pytest.raises(IdiolectError) as caught:
-        idiolect.fit(method, held, "dnn", rounds=1, backend=PLAIN)
+        idiolect.fit(method, held, "dnn", backend=PLAIN, **{"rounds": 1, **more})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -117,6 +117,11 @@ def test_a_batch_beyond_all_rows_is_all_rows():
 def test_products_beyond_single_precision_are_one_sentence():
     said = refused(PFedMe(lr=1e38))
     assert said.startswith("pFedMe: a setting, or a product of two, is beyond single precision")
+
+
+def test_a_matrix_of_infinities_is_one_sentence():
+    said = refused(FedRotLoRA(server_lr=1e38), rounds=2, adapter="lora")
+    assert said.startswith("FedRot-LoRA: reports hold NaN or infinity") or "produced NaN" in said
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from idiolect.engine.rounds import Simulation
 from idiolect.engine.row_metrics import NATIVE, pooled
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.stage_progress import StageProgress
-from idiolect.errors import ConfigError, IdiolectError
+from idiolect.errors import ConfigError, Diverged, IdiolectError
 from idiolect.experiment.job import Job, Rounds, SimulatedJob
 from idiolect.experiment.run_state import (
     Checkpointer,
@@ -106,25 +106,40 @@ def train(
         return Trained(outcome, deployed, job, state)
 
 
+_WORDS: tuple[tuple[str, type[IdiolectError], str], ...] = (
+    (
+        "can't allocate memory",
+        IdiolectError,
+        "out of memory; lower what the method holds (batch, epochs, sizes of its own), use fewer "
+        "seeds at once, a smaller backend.width or a smaller network",
+    ),
+    (
+        "without overflow",
+        ConfigError,
+        "a setting, or a product of two, is beyond single precision, whose largest number is "
+        "3.4e+38; lower the largest, such as lr",
+    ),
+    (
+        "non-finite values",
+        Diverged,
+        "reports hold NaN or infinity, which no matrix can be made of; lower lr or set clip, and "
+        "start again",
+    ),
+)
+"""What torch says where settings are too large, and what that means."""
+
+
 @contextlib.contextmanager
 def _worded(label: str) -> Iterator[None]:
     """Say in a sentence what settings that are too large come to."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            said = (
-                "out of memory; lower what the method holds (batch, epochs, sizes of its own), use "
-                "fewer seeds at once, a smaller backend.width or a smaller network"
-            )
-        elif "without overflow" in str(error):
-            said = (
-                "a setting, or a product of two, is beyond single precision, whose largest number "
-                "is 3.4e+38; lower the largest, such as lr"
-            )
-        else:
-            raise
-        raise IdiolectError(f"{label}: {said}") from error
+        text = _WORDS[0][0] if isinstance(error, MemoryError) else str(error)
+        for words, kind, said in _WORDS:
+            if words in text:
+                raise kind(f"{label}: {said}") from error
+        raise
 
 
 def finished(job: Job, folder: Path) -> Trained | None:
