@@ -172,9 +172,9 @@ def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup)
 
 
 def blank(setup: Setup) -> Setup:
-    """Leave the values out of a setup: a state made of it shows its form, whatever it weighs.
+    """Move a setup to the meta device: states made of it have shapes, and take no memory.
 
-    Newcomers may hold no public examples, so there seem to be enough for any method.
+    Newcomers may hold no public examples, so the number of these is one that suits any method.
     """
     nowhere = torch.device("meta")
     params, auxiliary, sizes = tree.to((setup.params, setup.auxiliary, setup.sizes), nowhere)
@@ -226,7 +226,7 @@ def _networks(
 def _placed(
     name: str, networks: list[dict[str, Network]], backend: Backend
 ) -> list[dict[str, Network]]:
-    """Put networks on the device: of all runs but the first the parameters, for they share it."""
+    """Move networks to the device; runs share the first one's modules, so of others parameters."""
     _refuse_unequal_constants(name, networks)
     for network in networks[0].values():
         network.to(backend.place)

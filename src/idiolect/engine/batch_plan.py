@@ -50,7 +50,7 @@ def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
 
 
 class Room(NamedTuple):
-    """What a block has room for, so that its form is the same whoever of many is drawn for it."""
+    """The most rows that a block's clients may have, so that every cohort gives equal shapes."""
 
     most: Mapping[str, int]  # stream -> rows of a client that may come
     fewest: Mapping[str, int]
@@ -58,7 +58,7 @@ class Room(NamedTuple):
 
 
 class Population:
-    """How many rows everybody holds who may be drawn."""
+    """The number of rows of every client that a cohort may be drawn from."""
 
     def __init__(self, counts: Mapping[str, np.ndarray], even: bool = False) -> None:
         """`counts` of each stream are of the same clients; `even`: all take as many steps."""
@@ -73,9 +73,9 @@ class Population:
         return len(self._lengths)
 
     def typical(self, slots: int) -> list[int]:
-        """Return the mean lengths of so many clients that are drawn: of the longest, and so on.
+        """Return the rows of the longest client of a cohort, of the second, ...: means over draws.
 
-        A block takes the steps of its longest, so cutting by these makes for little padding.
+        A block takes as many steps as its longest client needs, so a cohort is cut by these.
         """
         if self._even:
             return [1] * slots
@@ -87,9 +87,9 @@ class Population:
         return self._typical[slots]
 
     def room(self, first: int, filled: int) -> Room:
-        """Return what clients need before whom, by length, so many others are drawn.
+        """Return the room for the clients of a cohort from place `first` on, the longest first.
 
-        They are no longer than the one who has that place among all.
+        None of them is longer than the client that has this place among all clients.
         """
         if first not in self._rooms:
             # Others may be just as long, and hold more of something else.
@@ -548,9 +548,9 @@ def left_out(member: ClientRows, request: Request, count: int) -> bool:
 def sample(seed: int, number: int, held: int, size: int) -> np.ndarray:
     """Draw public examples without replacement: no client's number is in the seed.
 
-    Samples are numbered by the rounds before them in which the server received a report, so that a
-    round without any leaves the teachers and the examples they were made on together. Before the
-    first there is nothing to look back at, so that one stands in.
+    A sample's number is that of earlier rounds in which the server received a report. So after a
+    round without reports the teachers still belong to the sample they were computed on. Numbers
+    below zero, before the first report, stand for the first sample.
     """
     draw = np.random.default_rng((seed, _PUBLIC, max(number, 0)))
     chosen: np.ndarray = draw.permutation(held)[:size]

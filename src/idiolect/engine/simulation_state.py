@@ -57,9 +57,10 @@ class SimulationState:
 
         `bystanders`, clients outside the cohort, rest, or train as well without being heard.
         `unseen` clients take part in no round; a method that needs no server trains them too.
-        Of `newcomers`, who come to an existing state, only its form is made. `state_folder` is for
-        personal state on disk; without one it is deleted with the simulation. `rounds` are those
-        that are planned, by which a GPU's work is cut into more blocks or fewer; None: many.
+        With `newcomers` the servers' states have shapes only: existing ones take their place.
+        `state_folder` is for personal state on disk; without one it is deleted with the
+        simulation. `rounds` are those that are planned, by which a GPU's work is cut into more
+        blocks or fewer; None: many.
         """
         if method.alone:
             cohort, draw, unseen = None, "fixed", 0

@@ -279,11 +279,11 @@ def _written(path: Path) -> dict[str, Any]:
     return own
 
 
-def model_names(folder: str | Path, method: str | None = None) -> list[str]:
-    """List the clients that a folder has models of, newcomers last; of any method if none given."""
+def model_names(folder: str | Path) -> list[str]:
+    """List the clients that a folder has models of, of any method; newcomers last."""
     home = Path(folder)
     found: list[str] = []
-    for path in _files(home, "*" if method is None else folder_name(method)):
+    for path in _files(home, "*"):
         _, meta = checkpoint.read(path)
         kept = {number for own in meta["architectures"] for number in own}
         found += [str(name) for n, name in enumerate(meta["clients"]) if n in kept]
