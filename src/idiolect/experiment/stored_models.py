@@ -126,9 +126,9 @@ def _rehearsed(stored: StoredModel, table: MethodTable, own: Architecture, newco
         public = stored.form.blank(stored.public.size)
         if not stored.public.labels and stored.form.task.kind == "classes":
             public = dataclasses.replace(public, classes=("any", "other"))
-    lessons = TrainData(stored.form.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
+    blank = TrainData(stored.form.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
     place = ClientIdentity(about.client, stored.clients, about.seed, newcomer)
-    alone = ClientRuntime(build_method(table), place, lessons, rows[3:], own, torch.device("cpu"))
+    alone = ClientRuntime(build_method(table), place, blank, rows[3:], own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if newcomer else ["keep"]
     _, _, deployed = alone.evaluate(alone.form, about.round, tested=True, flags=flags)
     return deployed
