@@ -7,7 +7,8 @@ from pathlib import Path
 from reproduce_field import TABLES, figures, key_of
 
 from idiolect.experiment.load import load_experiment
-from idiolect.experiment.repro.index import experiments_folder, items, name_of
+from idiolect.experiment.repro.index import items
+from idiolect.experiment.repro.runs import experiments_folder, name_of
 from idiolect.experiment.schema import Experiment
 
 TRAINED_AS = {"FedAvg": "FedAvg + FT"}  # the same rounds, and fine-tuned after the last one

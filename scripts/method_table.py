@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from idiolect.core.method import Method
-from idiolect.experiment.repro.index import Figure, papers
+from idiolect.experiment.repro.index import papers
+from idiolect.experiment.repro.seed_figures import Figure
 from idiolect.experiment.repro.stored import written
 from idiolect.methods import METHODS
 

@@ -18,7 +18,9 @@ from typing import Any
 
 from reproduction import RESULTS, curves, fill, table
 
-from idiolect.experiment.repro.index import BEST_TEST_ROUND, Cell, items
+from idiolect.experiment.repro.index import items
+from idiolect.experiment.repro.items import Cell
+from idiolect.experiment.repro.seed_figures import BEST_TEST_ROUND
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = RESULTS

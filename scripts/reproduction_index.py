@@ -9,14 +9,9 @@ import re
 import tomllib
 from pathlib import Path
 
-from idiolect.experiment.repro.index import (
-    RULES,
-    Item,
-    Measured,
-    Paper,
-    items,
-    papers,
-)
+from idiolect.experiment.repro.index import items, papers
+from idiolect.experiment.repro.items import RULES, Item, Paper
+from idiolect.experiment.repro.seed_figures import Measured
 from idiolect.experiment.repro.stored import rounded, stored_figures, stored_seconds, written
 from idiolect.methods import METHODS
 

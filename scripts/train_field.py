@@ -18,7 +18,8 @@ from idiolect.engine.outcome import BASELINE
 from idiolect.engine.rounds import Simulation
 from idiolect.experiment.build import SharedParts, build_job, build_shared, describe
 from idiolect.experiment.job import SimulatedJob
-from idiolect.experiment.repro.index import BEST_TEST_ROUND, items
+from idiolect.experiment.repro.index import items
+from idiolect.experiment.repro.seed_figures import BEST_TEST_ROUND
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.train import planned_work
 from idiolect.results.document import versions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from idiolect.experiment.repro.index import shipped_figures
+from idiolect.experiment.repro.seed_figures import shipped_figures
 from idiolect.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -75,7 +75,7 @@ def federation(
     """
     named = isinstance(source, str | Path) and str(source) in SOURCES
     if isinstance(source, Dataset):
-        dataset, named = source, True
+        dataset, named = source, bool(source.source)
     elif named:
         dataset = load(str(source), data_dir, **(options or {}))
     else:

@@ -7,7 +7,7 @@ import torch
 from pyarrow import csv
 
 import idiolect
-from idiolect.data import Federation
+from idiolect.data import Federation, load, read
 from idiolect.errors import ConfigError, DataError
 
 pandas = pytest.importorskip("pandas", reason="frames of pandas are not tried: needs pandas")
@@ -68,6 +68,22 @@ def test_a_frame_of_any_kind_is_the_file_with_the_same_columns(tmp_path):
             for part in ("train", "val", "test"):
                 pairs = zip(getattr(made, part), getattr(wanted, part), strict=True)
                 assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def parts(made):
+    return [rows.tolist() for part in (made.train, made.val, made.test) for rows in part]
+
+
+def test_a_dataset_is_divided_as_what_it_was_read_from(tmp_path):
+    """Own data by its clients' names, a named source by their numbers."""
+    path = tmp_path / "visits.csv"
+    csv.write_csv(pyarrow.table(columns()), path)
+    options = {"client": "hospital", "label": "target"}
+    wanted = idiolect.federation(path, seed=4, **options)
+    assert parts(idiolect.federation(read(path, **options), seed=4)) == parts(wanted)
+    named = idiolect.federation("synthetic", seed=4, options={"clients": 5})
+    given = load("synthetic", None, clients=5)
+    assert given.clients is not None and parts(idiolect.federation(given, seed=4)) == parts(named)
 
 
 def test_a_column_may_say_which_rows_are_test_rows():

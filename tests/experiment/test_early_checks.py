@@ -114,7 +114,7 @@ def test_a_full_disk_is_known_before(tmp_path, monkeypatch):
 
 
 def test_a_network_too_large_for_the_machine_is_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(early_checks.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(early_checks, "machine_memory", lambda: 1e4)
     said = refused(experiment(tmp_path, ["fedavg"]), tmp_path)
     assert "more than this machine's memory" in said
 

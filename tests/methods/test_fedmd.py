@@ -88,6 +88,7 @@ def test_the_preset_is_what_the_code_does():
     code = FedMD(**FedMD.presets["code"])
     assert (code.exchange, code.optimiser, code.lr, code.sample) == ("logits", "adam", 0.001, 5000)
     assert (code.transfer_epochs, code.private_epochs) == (20, 25)
+    assert (code.batch, code.epochs, code.public_batch, code.distil_epochs) == (5, 4, 256, 1)
 
 
 def test_the_transfer_phase_needs_labels_of_the_private_classes():

@@ -151,6 +151,13 @@ def test_the_simplex_by_hand():
     assert torch.allclose(found, torch.tensor(right).double())
 
 
+def test_what_diverged_is_no_point_of_the_simplex():
+    """It was an index error, where a run has to say who diverged."""
+    assert onto_simplex(torch.tensor([[float("nan"), 0.5], [0.25, 0.75]])).isnan().any(
+        1
+    ).tolist() == [True, False]
+
+
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.integers(0, 99))
 def test_no_point_of_the_simplex_is_nearer(row, seed):
     row = torch.tensor([row]).double()

@@ -90,14 +90,14 @@ def test_what_is_sent_bounds_the_penalty_from_above():
     omega = method.precision(state)
     bound = method.send(state, torch.arange(3)).own
     flat = torch.stack([state.models["w"], state.models["b"]])
-    along = torch.stack([bound.slope["w"], bound.slope["b"]])
+    along = torch.stack([bound.gradient["w"], bound.gradient["b"]])
     assert torch.allclose(along, flat @ omega)
     draw = torch.Generator().manual_seed(1)
     for _ in range(20):
         step = torch.randn(2, 3, generator=draw).double()
         true = ((flat + step) @ omega @ (flat + step).T).trace() / 2
         most = (flat @ omega @ flat.T).trace() / 2 + (along * step).sum()
-        most = most + (bound.curve * step.square().sum(0)).sum() / 2
+        most = most + (bound.curvature * step.square().sum(0)).sum() / 2
         assert float(true) <= float(most) + 1e-9
 
 
@@ -128,7 +128,7 @@ def test_logistic_regressions_come_to_the_minimum_of_equation_1(relations):
     for number in range(150):
         bound = method.send(state, everyone).own
         for t in everyone.tolist() if number % 3 else [0, 2]:  # client 1 is often away
-            mine = Bound({n: leaf[t] for n, leaf in bound.slope.items()}, bound.curve[t])
+            mine = Bound({n: leaf[t] for n, leaf in bound.gradient.items()}, bound.curvature[t])
             own[t] = method.client_step(Sent(own=mine), own[t], locals_[t])[1]
         stacked = {n: torch.stack([one[n] for one in own]) for n in "wb"}
         state = method.server_step(state, everyone, Report(stacked, state.heard))
@@ -146,9 +146,9 @@ def test_relations_to_the_mean_are_a_pull_to_it():
     """Ω = I − 11ᵀ/3: the slope is w_t − w̄, and κ = 2 (1 − 1/3)."""
     method = MOCHA(relations="mean")
     bound = method.send(tasks([[1.0, 0.0], [2.0, 3.0], [6.0, 3.0]]), torch.tensor([2, 0])).own
-    assert bound.slope["w"].tolist() == close([3.0, -2.0])
-    assert bound.slope["b"].tolist() == close([1.0, -2.0])
-    assert bound.curve.tolist() == close([4 / 3, 4 / 3])
+    assert bound.gradient["w"].tolist() == close([3.0, -2.0])
+    assert bound.gradient["b"].tolist() == close([1.0, -2.0])
+    assert bound.curvature.tolist() == close([4 / 3, 4 / 3])
     assert method.trace(tasks([[1.0, 0.0], [2.0, 3.0]])) == {}
 
 
@@ -181,9 +181,9 @@ def test_a_newcomer_trains_near_the_mean_of_the_models():
     state = tasks([[3.0, 0.0], [0.0, 4.0], [9.0, 9.0]], heard=[1, 1, 0])
     sent = method.welcome(state, torch.arange(2))
     assert pair(sent.shared) == close((1.5, 2.0))
-    assert sent.own.slope["w"].tolist() == [0.0, 0.0]
-    assert sent.own.curve.tolist() == close([(7 / 2 + 21 / 8) / 2] * 2)  # Ω⁻¹ = 2/3 · (3, 4) / 7
-    one = Bound({n: leaf[0] for n, leaf in sent.own.slope.items()}, sent.own.curve[0])
+    assert sent.own.gradient["w"].tolist() == [0.0, 0.0]
+    assert sent.own.curvature.tolist() == close([(7 / 2 + 21 / 8) / 2] * 2)  # Ω⁻¹ = 2/3 · (3, 4) / 7
+    one = Bound({n: leaf[0] for n, leaf in sent.own.gradient.items()}, sent.own.curvature[0])
     own = method.adapt(Sent(sent.shared, one), line((9, 9)), client())
     assert pair(own) == close(plus((1.5, 2.0), -0.1, slope((1.5, 2.0), [(2.0, 1)])))
     fresh = method.init_server(setup(Line(0.5, 0.25)))

@@ -12,7 +12,8 @@ from idiolect.errors import ConfigError
 
 if TYPE_CHECKING:
     from idiolect.cli.screen import PlainConsole
-    from idiolect.experiment.repro.index import Item, Measured, Paper
+    from idiolect.experiment.repro.items import Item, Paper
+    from idiolect.experiment.repro.seed_figures import Measured
     from idiolect.experiment.schema import Experiment
     from idiolect.results.document import Document
 
@@ -48,13 +49,9 @@ def repro(
 ) -> None:
     """List the papers' tables and figures, or run one of them."""
     from idiolect.cli.screen import console, print_json
-    from idiolect.experiment.repro.index import (
-        find_item,
-        finished_figures,
-        items,
-        own_paper,
-        shipped_figures,
-    )
+    from idiolect.experiment.repro.index import find_item, items, own_paper
+    from idiolect.experiment.repro.runs import finished_figures
+    from idiolect.experiment.repro.seed_figures import shipped_figures
 
     measured, screen = shipped_figures(), console()
     if name == "check":
@@ -117,15 +114,18 @@ def _print_item(
 
 
 def _time(paper: "Paper", item: "Item") -> str:
-    from idiolect.experiment.repro.index import minutes
+    from idiolect.experiment.repro.runs import estimated
 
-    spent, known, asked = minutes(item)
-    if not known:
+    found = estimated(item)
+    if not found.known:
         return paper.time
-    lack = f" Without {asked - known} of {asked} methods, of which none are kept."
+    lack = f" Without {found.asked - found.known} of {found.asked} methods, of which none are kept."
+    least, most = f"{found.least:.0f}", f"{found.most:.0f}"
+    between = "" if least == most else f"{least} to "
+    side = "; seeds are trained side by side, and so many were not timed" if between else ""
     return (
-        f"Whole, on one H200, one method after the other, by kept seconds: {spent:.0f} minutes "
-        f"(an estimate).{lack if known < asked else ''}"
+        f"Whole, on one H200, one method after the other, by kept seconds: {between}{most} minutes "
+        f"(an estimate{side}).{lack if found.known < found.asked else ''}"
     )
 
 
@@ -162,7 +162,7 @@ def _run(
     data_dir: Path | None,
 ) -> "Measured":
     from idiolect.cli.screen import console, progress
-    from idiolect.experiment.repro.index import run_item
+    from idiolect.experiment.repro.runs import run_item
     from idiolect.experiment.run import run_experiment
 
     def one(experiment: "Experiment", folder: Path, some: Sequence[str]) -> "Document":
@@ -203,7 +203,7 @@ def _print_figures(
     screen: "PlainConsole", item: "Item", measured: "Measured", fresh: "Measured | None"
 ) -> None:
     from idiolect.cli.layout import print_table
-    from idiolect.experiment.repro.index import BEST_TEST_ROUND
+    from idiolect.experiment.repro.seed_figures import BEST_TEST_ROUND
     from idiolect.experiment.repro.stored import written
 
     columns = {"ours": measured} if fresh is None else {"this run": fresh, "kept": measured}
@@ -236,7 +236,7 @@ def _print_figures(
 def _described(
     paper: "Paper", item: "Item", measured: "Measured", fresh: "Measured | None" = None
 ) -> dict[str, Any]:
-    from idiolect.experiment.repro.index import RULES
+    from idiolect.experiment.repro.items import RULES
 
     cells = []
     for cell in item.cells:

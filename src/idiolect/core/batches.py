@@ -126,17 +126,17 @@ class Plan(NamedTuple):
 
 
 class Pulse(Protocol):
-    """Hears how far long work of a client's is: one that has no end in sight would look stuck."""
+    """Is told how far a client's long work is, to show that it is not stuck."""
 
     def step(self, number: int, steps: int) -> None:
         """So many steps of a scan are done."""
 
     def turn(self, number: int, turns: int) -> None:
-        """Of work that is repeated in turn, this repetition begins."""
+        """Begin a repetition, numbered, of work that is done several times."""
 
 
 class Plans(Protocol):
-    """Where plans come from: an engine that simulates a block, or a node with its own data."""
+    """What supplies batch plans: the engine for a simulated block, a node for its own data."""
 
     def ask(self, request: Request) -> Plan:
         """Return the plan for a request; the same one if asked again in the same round."""

@@ -257,12 +257,12 @@ def trains_on_validation(method: Method) -> bool:
 
 
 def given(method: Method, local: Local) -> Local:
-    """Return what client code is given: to train on validation rows it must say so."""
+    """Return the data for client code: validation rows are for methods that declare to use them."""
     return local if method.chooses or has(method, Refit) else local.sparing_validation()
 
 
 def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
-    """Fit a method to a plan, what is inside first; return it with how many rounds may be done."""
+    """Fit a method to a plan, the inner one first; return it with how many rounds may be done."""
     if isinstance(base := getattr(method, "base", None), Method):
         inner: dict[str, Any] = {}
         inner["base"], rounds = settled(base, plan)
@@ -271,7 +271,7 @@ def settled(method: Method, plan: RunPlan) -> tuple[Method, int]:
 
 
 def sums(method: Method) -> bool:
-    """Say whether the mean of the reports does in place of them, so that it may come in parts."""
+    """Say whether the server needs only the mean of the reports, which can be added up in parts."""
     return has(method, Averaging) and not (has(method, Tampering) or method.single_reports)
 
 

@@ -128,7 +128,7 @@ class Local:
 
     @property
     def beside(self) -> int:
-        """How many clients hold at the same time what this one holds: what memory is shared by."""
+        """How many clients of a block are in memory at once, each with tensors like this one's."""
         return max(1, self._plans.clients) if self._stacked else 1
 
     @property

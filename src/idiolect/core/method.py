@@ -7,9 +7,10 @@ nothing else; personal state never reaches `server_step`.
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from idiolect.core import batchnorm, optim, tree
 from idiolect.core.client import Local, Loss
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, shortened
 
 
 class Sent(NamedTuple):
@@ -79,13 +80,15 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] = (),
     deploy: bool = False,
+    models: bool = False,
 ) -> Any:
     """Declare a hyper-parameter: default, one-line meaning, and the values that make sense.
 
-    `deploy` marks what matters only after the rounds are over.
+    `deploy` marks what matters only after the rounds are over, `models` a number of models that are
+    in memory at once.
     """
     bounds = {"above": above, "least": least, "most": most, "below": below}
-    rule = {"doc": doc, **bounds, "choices": choices, "deploy": deploy}
+    rule = {"doc": doc, **bounds, "choices": choices, "deploy": deploy, "models": models}
     return dataclasses.field(default=default, metadata=rule)
 
 
@@ -311,6 +314,10 @@ _KINDS: dict[type, tuple[type, str]] = {
     tuple: (tuple, "a tuple of values"),
 }
 
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+"""Beyond these a number is zero or infinite in single precision, in which models are trained."""
+_MOST_WHOLE = 2**31 - 1
+
 
 def check_setting(
     owner: str, spec: "dataclasses.Field[Any]", value: Any, infinite: bool = False
@@ -319,43 +326,66 @@ def check_setting(
 
     Only of some settings `infinite` numbers make sense: of a bound, say, that is none.
     """
-    rule = spec.metadata
-    kind, words = _KINDS.get(type(spec.default), (object, ""))
-    if not _is(value, kind):
-        raise ConfigError(f"{owner}: {spec.name} is {value!r}, expected {words}")
-    values = value if isinstance(value, tuple) else (value,)
-    if not values and spec.default != ():
-        raise ConfigError(f"{owner}: {spec.name} is empty, expected at least one value")
-    if isinstance(spec.default, tuple):
-        kind, words = _KINDS.get(_entry(spec.type, spec.default), (object, ""))
-    for one in values:
-        if not _is(one, kind):
-            expected = f"{words} in each place"
-        elif rule.get("choices") and one not in rule["choices"]:
-            expected = "one of " + ", ".join(map(repr, rule["choices"]))
-        elif rule.get("above") is not None and not one > rule["above"]:
-            expected = f"above {rule['above']}"
-        elif rule.get("least") is not None and not one >= rule["least"]:
-            expected = f"at least {rule['least']}"
-        elif rule.get("most") is not None and not one <= rule["most"]:
-            expected = f"at most {rule['most']}"
-        elif rule.get("below") is not None and not one < rule["below"]:
-            expected = f"below {rule['below']}"
-        elif not infinite and _is(one, Real) and not abs(one) <= sys.float_info.max:
-            expected = "a finite number"
-        else:
-            continue
-        raise ConfigError(f"{owner}: {spec.name} is {one!r}, expected {expected}")
+    of = spec.type if get_origin(spec.type) is tuple else type(spec.default)
+    wrong, expected = _wrong(spec.metadata, value, of, spec.default, infinite)
+    if expected:
+        given = "empty" if wrong == () else shortened(repr(wrong), 60)
+        raise ConfigError(f"{owner}: {spec.name} is {given}, expected {expected}")
+
+
+def _wrong(
+    rule: Mapping[str, Any], value: Any, of: Any, default: Any, infinite: bool
+) -> tuple[Any, str]:
+    """Return what of a value, or of the values in it, is wrong, and what is expected there."""
+    expected = _expected(rule, value, get_origin(of) or of, infinite)
+    if expected or not isinstance(value, tuple):
+        return value, expected
+    if not value and default != ():
+        return value, "at least one value"
+    inner = next(
+        iter(get_args(of) or (map(type, default) if isinstance(default, tuple) else ())), object
+    )
+    for one in value:
+        wrong, expected = _wrong(rule, one, inner, (), infinite)
+        if expected:
+            words = _KINDS.get(inner, ((), ""))[1]
+            return wrong, f"{expected} in each place" if expected == words else expected
+    return value, ""
+
+
+def _expected(rule: Mapping[str, Any], one: Any, of: type, infinite: bool) -> str:
+    """Say what is expected in place of a value; "" where it is right."""
+    kind, words = _KINDS.get(of, (object, ""))
+    if not _is(one, kind):
+        return words
+    if isinstance(one, tuple):
+        return ""  # its values are looked at one by one
+    if rule.get("choices") and one not in rule["choices"]:
+        return "one of " + ", ".join(map(repr, rule["choices"]))
+    if rule.get("above") is not None and not one > rule["above"]:
+        return f"above {rule['above']}"
+    if rule.get("least") is not None and not one >= rule["least"]:
+        return f"at least {rule['least']}"
+    if rule.get("most") is not None and not one <= rule["most"]:
+        return f"at most {rule['most']}"
+    if rule.get("below") is not None and not one < rule["below"]:
+        return f"below {rule['below']}"
+    if not _is(one, Real):
+        return ""
+    if of is int and abs(one) > _MOST_WHOLE:
+        return f"at most {_MOST_WHOLE}"
+    if not infinite and not abs(one) <= sys.float_info.max:
+        return "a finite number"
+    if _MOST < abs(one) < float("inf"):
+        return f"at most {_MOST:.1e}, the largest number of single precision"
+    if rule.get("above") == 0 and one < _LEAST:
+        return f"at least {_LEAST:.1e}, the smallest number of single precision"
+    return ""
 
 
 def _is(value: Any, kind: type) -> bool:
     """Say whether a value is of a kind; True and False are numbers to Python, but not to us."""
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
-
-
-def _entry(annotation: Any, default: tuple[Any, ...]) -> Any:
-    """Return of what type the values in a tuple are: as annotated, or as in the default."""
-    return next(iter(get_args(annotation) or map(type, default)), object)
 
 
 def refuse_task(method: Method, task: Task) -> None:

@@ -53,18 +53,14 @@ def answers(
     kind: str,
     outputs: NDArray[Any],
     y: NDArray[Any],
-    weight: NDArray[Any] | None = None,
     threshold: float | None = None,
 ) -> Answers:
-    """Return what a network's outputs say; rows of no weight are padding and left out.
+    """Return what a network's outputs say.
 
     `threshold` is the probability from which a row is called positive, for two classes and for
     labels; without it the likelier answer is taken.
     """
     outputs, y = np.asarray(outputs, np.float64), np.asarray(y)
-    if weight is not None:
-        kept = np.asarray(weight) > 0
-        outputs, y = outputs[kept], y[kept]
     empty = np.zeros(0)
     nothing = np.zeros(0, np.int64)
     if kind == CLASSES:
@@ -255,7 +251,7 @@ def _f1(own: Answers) -> float:
     return _mean_known([float(v) for v in np.where(known, 2 * both / total, np.nan)])
 
 
-def reliability(own: Answers, bins: int = BINS) -> Floats:
+def reliability(own: Answers) -> Floats:
     """Count rows, add up probabilities and truths in equally wide bins of probability, [bin, 3].
 
     Of two classes it is the positive one's probability, of more that of the answer and whether it
@@ -270,9 +266,9 @@ def reliability(own: Answers, bins: int = BINS) -> Floats:
         truth = (own.said == own.y).astype(np.float64)
     seen = ~np.isnan(chance)
     chance, truth = chance[seen], truth[seen]
-    place = np.minimum((chance * bins).astype(np.int64), bins - 1)
+    place = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
     parts = (None, chance, truth)
-    return np.stack([np.bincount(place, part, minlength=bins) for part in parts], 1).astype(float)
+    return np.stack([np.bincount(place, part, minlength=BINS) for part in parts], 1).astype(float)
 
 
 def calibration_error(own: Answers) -> float:

@@ -385,7 +385,7 @@ def _known(layer: nn.Module) -> bool:
 
 
 def _mapped(layer: nn.Module) -> bool:
-    """Say whether a layer calls no function in whose place ours must be put."""
+    """Say whether a layer calls no function that our kernels replace."""
     return _known(layer) and getattr(layer, "padding_idx", None) is None
 
 
@@ -442,7 +442,7 @@ def _on_cuda(x: Tensor) -> bool:
 
 
 class _Drop(GroupedFunction):
-    """x and a share -> what is left, and where."""
+    """Dropout: x and a share -> the output, and the mask of what is kept."""
 
     @staticmethod
     def forward(x: Tensor, share: float) -> Any:
@@ -487,7 +487,7 @@ _STACKED: dict[type[nn.Module], Any] = {
 
 
 def _hooked(layer: nn.Module) -> bool:
-    """Say whether hooks run around a layer, which what stands in for two of them would skip."""
+    """Say whether a layer has hooks, which a fused layer would not call."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 

@@ -191,7 +191,7 @@ class Refusing(TorchFunctionMode):
 
 
 def states() -> tuple[bytes, bytes]:
-    """Return where the global generators of torch (CPU) and NumPy stand."""
+    """Return the states of the global generators of torch (CPU) and NumPy."""
     legacy: Any = np.random.get_state(legacy=False)
     place = legacy["state"]
     return (
@@ -215,7 +215,7 @@ _POOL = 4
 
 
 def generators(keys: Sequence[tuple[int, ...]]) -> Iterator[np.random.Generator]:
-    """Give a generator for each key; it is used up when the next one is asked for."""
+    """Yield a generator for each key; each is valid until the next one is taken."""
     if len(keys) < _ONCE or not _one_word(keys):
         for key in keys:
             yield np.random.default_rng(key)

@@ -363,7 +363,7 @@ class Number(Real):
     def loss(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Squared error, in units of the training rows' variance."""
         off = outputs.squeeze(-1) - y
-        if self.huber:  # with the slope of the square at one deviation
+        if self.huber:  # with the derivative of the square at one deviation
             far = off.abs()
             return losses.weighted_mean(torch.where(far < 1, off.square(), 2 * far - 1), weight)
         return losses.weighted_mean(off.square(), weight)

@@ -304,7 +304,7 @@ def onto_simplex(rows: Tensor) -> Tensor:
     ordered = rows.sort(1, descending=True).values
     place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
     excess = (ordered.cumsum(1) - 1) / place
-    kept = (ordered > excess).sum(1, keepdim=True)
+    kept = (ordered > excess).sum(1, keepdim=True).clamp(min=1)  # none of NaN
     return (rows - excess.gather(1, kept - 1)).clamp(min=0)
 
 

@@ -82,6 +82,7 @@ class Dataset:
     remarks: tuple[str, ...] = ()  # what reading changed about the data, for the user
     table: RawTable | None = None  # the typed columns as they were read, row by row as x
     encoder: TableEncoder | None = None  # how x was made of the table
+    source: str = ""  # which named source it is; "" of somebody's own data
 
     def __post_init__(self) -> None:
         if not self.shift.size:

@@ -195,16 +195,11 @@ def load(
         found = _in_folder(source, where)
         found = found or _from_hub(name, source, root, download, where)
         if source.table is not None:
-            return _read_small(source.table, found, standardise)
-        dataset = _read_cached(name, source, found, root, options)
-    return dataset if standardise is None else normalised(dataset, standardise)
-
-
-def _read_small(
-    read: Callable[[Path], Dataset], found: "_Found", standardise: str | None
-) -> Dataset:
-    _verify(found)
-    dataset = read(found.paths[0])
+            _verify(found)
+            dataset = source.table(found.paths[0])
+        else:
+            dataset = _read_cached(name, source, found, root, options)
+    object.__setattr__(dataset, "source", name)  # made just now
     return dataset if standardise is None else normalised(dataset, standardise)
 
 

@@ -242,7 +242,7 @@ def _write(file: IO[bytes], blob: bytes) -> None:
 
 
 def last_entry(file: IO[bytes]) -> tuple[Head, bytes, bool]:
-    """Return the last whole entry of a log, what stands after it, and whether a line ends there."""
+    """Return a log's last whole entry, the bytes after it, and whether a newline ends it."""
     end = file.seek(0, os.SEEK_END)
     place = end
     while True:

@@ -58,7 +58,7 @@ _FAREWELL = 10.0  # seconds that nodes have to hear that a run is over
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A finished run: how many clients it had, and the entry of any one."""
+    """A finished run: how many clients it had, and the entry of one of its nodes."""
 
     clients: int
     entry: NodeEntry
@@ -176,7 +176,7 @@ class NodeRegistry:
         refused: dict[str, Refused],
         read: Callable[[str, Answer], None],
     ) -> dict[str, Refused]:
-        """Ask again while sites wait for a person's yes, or for their hours."""
+        """Ask again while sites wait for a person's approval, or for their working hours."""
         messenger, until = self.messenger, time.monotonic() + self.messenger.policy.approval
         told: set[str] = set()
         while waiting := [site for site, why in refused.items() if why.reason in _LATER]:
@@ -198,7 +198,7 @@ class NodeRegistry:
         return refused
 
     def close(self) -> None:
-        """Tell nodes that the run is over; whoever does not hear it loses nothing."""
+        """Tell nodes that the run is over; nothing depends on their receiving it."""
         messenger, message = self.messenger, protocol.pack("close", {"run": self._run})
         there = {site: message for site in self.entries if messenger.there(site)}
         messenger.tell(there, _FAREWELL)
@@ -473,7 +473,7 @@ class _WithoutWords(ast.NodeTransformer):
 
 @cache
 def _meaning(source: str) -> bytes:
-    """Write code as its syntax tree, without strings that only say something."""
+    """Write code as its syntax tree, without docstrings and other bare strings."""
     return ast.dump(_WithoutWords().visit(ast.parse(source))).encode()
 
 

@@ -48,13 +48,13 @@ class Transport(ABC):
         """Send a message and return the answer; `Refused` where there is none."""
 
     def present(self, site: str) -> bool:
-        """Return whether a site gives a sign now, where this transport can say so (`looks`)."""
+        """Return whether a site is connected now, where this transport can tell (`looks`)."""
         return True
 
     def process(self, site: str) -> str:
-        """Return what names the process that last answered for a site: another one, another name.
+        """Return an id of the process that last answered for a site; a restarted one has another.
 
-        Empty where that cannot be said.
+        Empty where the transport cannot tell.
         """
         return ""
 
@@ -75,12 +75,12 @@ class Transport(ABC):
         return
 
     def leave_heads(self, folder: Path) -> None:
-        """Leave what everyone's audit log has come to in a run's folder, where there are logs."""
+        """Write the newest signed entry of every member's audit log into a run's folder."""
         return
 
 
 class Stopped(DeployError):
-    """The run was stopped; nobody is to blame for what was not answered."""
+    """The run was stopped; missing answers are not counted as failures."""
 
 
 class Answer(NamedTuple):
@@ -173,20 +173,20 @@ class Messenger:
         return self._away.get(site) or self._out.get(site, ("", ""))[0]
 
     def lose(self, site: str, why: str) -> None:
-        """Leave a site out until another process answers for it: this one refuses for good."""
+        """Skip a site until it was restarted: its present process refuses for good."""
         self._out[site] = why, self.transport.process(site)
         self._look_out()
 
     def refusing(self) -> dict[str, str]:
-        """Return who refused at the start of the run, and why, unless that mends by itself."""
+        """Return who refused at the start of the run, and why, except for temporary reasons."""
         return {site: why for site, (why, _) in self._out.items() if why not in _PASSING}
 
     def close_doors(self, joined: Collection[str]) -> None:
-        """Say who has joined: others have a part only after the run was started anew."""
+        """Record who has joined; other sites can take part only after a restart of the run."""
         self._outside = {site for site in self._away if site not in joined}
 
     def waiting_outside(self) -> list[str]:
-        """Return the sites that could take part if the run were started anew."""
+        """Return the sites that could take part after a restart of the run."""
         other = {s for s, (_, known) in self._out.items() if self.transport.process(s) != known}
         return sorted((self._outside - set(self._away)) | other)
 
@@ -253,7 +253,7 @@ class Messenger:
         return failed
 
     def tell(self, messages: Mapping[str, bytes], seconds: float) -> None:
-        """Tell several sites something; nobody is blamed for not hearing it."""
+        """Send several sites a message; a missing answer is not counted as a failure."""
         for site, blob in messages.items():
             self.start(site, blob, seconds, {})
         until = time.monotonic() + seconds
@@ -269,7 +269,7 @@ class Messenger:
         thread.start()
 
     def count(self, site: str, error: Refused) -> None:
-        """Count a failure of a site, and pass it over if it was silent."""
+        """Count a failure of a site, and skip the site if it did not answer."""
         log.warning("%s: %s", site, error)
         if error.reason == "approval":
             return  # people take their time
@@ -283,7 +283,7 @@ class Messenger:
     def _one(
         self, site: str, blob: bytes, seconds: float, inbox: dict[str, Answer | Refused]
     ) -> None:
-        """Ask one site; any answer, however late, proves that it is there."""
+        """Ask one site; any answer, however late, proves that it is connected."""
         try:
             try:
                 inbox[site] = self.once(site, blob, seconds)

@@ -42,7 +42,7 @@ class NodeProcess:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def answer(self, blob: bytes) -> bytes:
-        """Ask the child; if it dies of it, that is the answer."""
+        """Ask the child process; if it dies, the answer is a refusal that says so."""
         with self._lock:
             try:
                 process = self._running()
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def _listen(questions: IO[bytes], asked: "queue.SimpleQueue[bytes]") -> None:
-    """Pass questions on; when the parent is gone, end at once, even amid a training."""
+    """Pass messages on; when the parent has ended, exit at once, even during training."""
     while (blob := read(questions)) is not None:
         asked.put(blob)
     os._exit(0)

@@ -108,7 +108,7 @@ _DAY = 86400.0  # seconds
 
 @dataclass
 class ReleaseLog:
-    """How much left this site in which run, over all starts of its node; kept on disk."""
+    """How many reports and scores left this site in each run, counted on disk across restarts."""
 
     home: Path
     policy: SitePolicy

@@ -4,7 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
 from idiolect.data.tokenisers import FILE, Tokeniser, refuse_other_tokeniser
-from idiolect.engine.backend import Backend
-from idiolect.errors import IdiolectError, MethodError, ModelError, shortened
+from idiolect.engine.backend import TRAINING_ROOM, Backend, machine_memory
+from idiolect.errors import ConfigError, IdiolectError, MethodError, ModelError, shortened
 from idiolect.kernels.autotune import trial
 from idiolect.kernels.recurrent import LAYERS
 from idiolect.models.adapters import AdaptedNetwork
@@ -142,6 +142,21 @@ def _refuse_other_tokens(model: nn.Module, dataset: Dataset) -> None:
         refuse_other_tokeniser(dataset.tokeniser, base, dataset.name, f"the base {folder}")
 
 
+def refuse_crowds(method: Method, setup: Setup) -> None:
+    """Refuse a setting that asks for more models at once than this machine has memory for."""
+    memory, weights = machine_memory(), tree.nbytes(setup.params)
+    for spec in fields(method):
+        count = getattr(method, spec.name) if spec.metadata.get("models") else 0
+        if TRAINING_ROOM * count * weights > memory:
+            raise ConfigError(
+                f"{method.title}: {spec.name} is {count}, and so many models of {weights:,} bytes "
+                f"are more than this machine's memory of {memory / 1e9:.0f} GB can train; "
+                f"expected at most {int(memory / (TRAINING_ROOM * weights))}; lower it"
+            )
+    if isinstance(base := getattr(method, "base", None), Method):
+        refuse_crowds(base, setup)
+
+
 def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup) -> None:
     """A server state made of one architecture's parameters cannot serve another."""
     states = [
@@ -160,9 +175,9 @@ def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup)
 
 
 def blank(setup: Setup) -> Setup:
-    """Leave the values out of a setup: a state made of it shows its form, whatever it weighs.
+    """Move a setup to the meta device: states made of it have shapes, and take no memory.
 
-    Newcomers may hold no public examples, so there seem to be enough for any method.
+    Newcomers may hold no public examples, so the number of these is one that suits any method.
     """
     nowhere = torch.device("meta")
     params, auxiliary, sizes = tree.to((setup.params, setup.auxiliary, setup.sizes), nowhere)
@@ -214,7 +229,7 @@ def _networks(
 def _placed(
     name: str, networks: list[dict[str, Network]], backend: Backend
 ) -> list[dict[str, Network]]:
-    """Put networks on the device: of all runs but the first the parameters, for they share it."""
+    """Move networks to the device; runs share the first one's modules, so of others parameters."""
     _refuse_unequal_constants(name, networks)
     for network in networks[0].values():
         network.to(backend.place)

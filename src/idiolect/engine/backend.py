@@ -9,6 +9,8 @@ numbers again (clients, their rows), so the last ones stay there, and new ones a
 waiting.
 """
 
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,6 +117,16 @@ class Backend:
 
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+
+TRAINING_ROOM = 3  # times a network's weights that training holds at least: and gradients, batch
+
+
+def machine_memory() -> float:
+    """Return the bytes of this machine's memory; infinite where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # Windows, say
+        return math.inf
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from idiolect.core import randomness
 from idiolect.core.client import Plan, Pool, Request
-from idiolect.errors import MethodError
+from idiolect.engine.backend import machine_memory
+from idiolect.errors import ConfigError, MethodError
 from idiolect.kernels import gpu_batches
 from idiolect.kernels.compiled import attempt
 
@@ -24,6 +25,7 @@ BATCHES = 11  # keeps these draws apart from other uses of the same seed
 _COHORTS = 64  # that are drawn to see how long their clients are
 _NARROW = 8  # places of a step that are not worth halving
 _WORD = 1 << 32
+_LISTS = 4  # of a plan, in memory at once: rows and places, their draws, their copies
 
 
 class ClientRows(NamedTuple):
@@ -49,7 +51,7 @@ def same(members: Sequence[ClientRows], others: Sequence[ClientRows]) -> bool:
 
 
 class Room(NamedTuple):
-    """What a block has room for, so that its form is the same whoever of many is drawn for it."""
+    """The most rows that a block's clients may have, so that every cohort gives equal shapes."""
 
     most: Mapping[str, int]  # stream -> rows of a client that may come
     fewest: Mapping[str, int]
@@ -57,7 +59,7 @@ class Room(NamedTuple):
 
 
 class Population:
-    """How many rows everybody holds who may be drawn."""
+    """The number of rows of every client that a cohort may be drawn from."""
 
     def __init__(self, counts: Mapping[str, np.ndarray], even: bool = False) -> None:
         """`counts` of each stream are of the same clients; `even`: all take as many steps."""
@@ -72,9 +74,9 @@ class Population:
         return len(self._lengths)
 
     def typical(self, slots: int) -> list[int]:
-        """Return the mean lengths of so many clients that are drawn: of the longest, and so on.
+        """Return the rows of the longest client of a cohort, of the second, ...: means over draws.
 
-        A block takes the steps of its longest, so cutting by these makes for little padding.
+        A block takes as many steps as its longest client needs, so a cohort is cut by these.
         """
         if self._even:
             return [1] * slots
@@ -86,9 +88,9 @@ class Population:
         return self._typical[slots]
 
     def room(self, first: int, filled: int) -> Room:
-        """Return what clients need before whom, by length, so many others are drawn.
+        """Return the room for the clients of a cohort from place `first` on, the longest first.
 
-        They are no longer than the one who has that place among all.
+        None of them is longer than the client that has this place among all clients.
         """
         if first not in self._rooms:
             # Others may be just as long, and hold more of something else.
@@ -464,9 +466,10 @@ def _drawn(
         _held(own, number, request, round) for own, number in zip(members, samples, strict=True)
     ]
     layout, own_steps = laid_out([len(own) for own in held], request, limit, room)
+    _refuse_endless(layout, max(own_steps, default=0))
     places = np.full((layout.clients, layout.steps, layout.wide), -1, np.int64)
     rows = np.zeros_like(places)
-    orders = _orders(members, round, request, [len(own) for own in held], own_steps)
+    orders = _orders(members, round, request, layout.wide, [len(own) for own in held], own_steps)
     for client, (order, own) in enumerate(zip(orders, held, strict=True)):
         places[client, : len(order)] = order[: layout.steps, : layout.wide]
         if len(own):
@@ -480,6 +483,17 @@ def _drawn(
         torch.from_numpy(np.maximum(places, 0, out=places)),
         layout,
     )
+
+
+def _refuse_endless(layout: BatchLayout, steps: int) -> None:
+    """Refuse so many steps that the list of their batches does not fit into memory."""
+    needed, memory = _LISTS * 8 * layout.clients * steps * layout.wide, machine_memory()
+    if needed > memory:
+        raise ConfigError(
+            f"the list of {steps:,} steps in one call, for {layout.clients} clients at once, needs "
+            f"{needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:.0f}; lower the epochs or "
+            "steps that were set so high"
+        )
 
 
 def _held(member: ClientRows, number: int, request: Request, round: int) -> np.ndarray:
@@ -498,6 +512,7 @@ def _orders(
     members: Sequence[ClientRows],
     round: int,
     request: Request,
+    wide: int,
     counts: Sequence[int],
     steps: Sequence[int],
 ) -> Iterator[np.ndarray]:
@@ -511,12 +526,13 @@ def _orders(
     )
     for own, draw, count, wanted in zip(members, draws, counts, steps, strict=True):
         per_epoch = -(-count // request.batch)
-        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * request.batch), -1, np.int64)
+        batch = request.batch if per_epoch > 1 else wide  # no more places than rows could fill
+        order = np.full((-(-wanted // max(per_epoch, 1)), per_epoch * batch), -1, np.int64)
         for epoch in order:
             epoch[:count] = draw.permutation(count) if draw else np.arange(count)
             if left_out(own, request, count):
                 epoch[count - count % request.batch :] = -1
-        yield order.reshape(-1, request.batch)[:wanted]
+        yield order.reshape(-1, batch)[:wanted]
 
 
 def left_out(member: ClientRows, request: Request, count: int) -> bool:
@@ -534,9 +550,9 @@ def left_out(member: ClientRows, request: Request, count: int) -> bool:
 def sample(seed: int, number: int, held: int, size: int) -> np.ndarray:
     """Draw public examples without replacement: no client's number is in the seed.
 
-    Samples are numbered by the rounds before them in which the server received a report, so that a
-    round without any leaves the teachers and the examples they were made on together. Before the
-    first there is nothing to look back at, so that one stands in.
+    A sample's number is that of earlier rounds in which the server received a report. So after a
+    round without reports the teachers still belong to the sample they were computed on. Numbers
+    below zero, before the first report, stand for the first sample.
     """
     draw = np.random.default_rng((seed, _PUBLIC, max(number, 0)))
     chosen: np.ndarray = draw.permutation(held)[:size]

@@ -114,8 +114,8 @@ class BlockRunner:
     def run(self, block: Block, round: int, lend: bool = False, later: Later | None = None) -> Tree:
         """Run the function for a block; results are stacked by client on axis 0.
 
-        Results that are only lent may be overwritten by the runner's next round. With `later` they
-        are lent, and may be there only once what is left in it was replayed.
+        With `lend` the results are buffers that the runner's next round may overwrite. So they are
+        with `later`, and they may be complete only when the work put into it was replayed.
         """
         kept = self._train_plans.turn(block.members, round, block.samples, block.room)
         kept &= self._test_plans.turn(block.tests, round)
@@ -138,8 +138,9 @@ class BlockRunner:
     def _watched(self, work: Callable[[], Tree], seed: int | None) -> Tree:
         """Do the work, and refuse numbers that client code drew by torch or NumPy itself.
 
-        The first time every function is looked at; later whether the global generators moved. With
-        vmap that is torch's to say. Other threads may draw meanwhile, so one move is not enough.
+        The first time every call of torch is checked, later only the state of the global
+        generators; under vmap torch checks. Another thread may draw meanwhile, so the work is
+        repeated before it is refused.
         """
         if not self._inspected:
             before = randomness.states()
@@ -258,7 +259,7 @@ class BlockRunner:
 
 
 def _form(inputs: Tree, per_client: bool) -> tuple[Any, ...]:
-    """Tell what a graph was captured for: copying into its buffers would stretch another shape."""
+    """Return shapes and types of inputs; a captured graph would broadcast others unnoticed."""
     return per_client, [(leaf.shape, leaf.dtype) for leaf in tree.leaves(inputs)]
 
 
@@ -337,7 +338,7 @@ class CapturedBlock:
     def replay(
         self, inputs: tuple[Tree, ...], lend: bool = False, later: Later | None = None
     ) -> Tree:
-        """Run on new inputs; the result is a copy, or `lend`: the next replay writes over it."""
+        """Run on new inputs; return a copy, or with `lend` what the next replay overwrites."""
         given = [(leaf, leaf._version) for leaf in tree.leaves(inputs)]
         changed: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         for place, (static, now) in enumerate(zip(tree.leaves(self._inputs), given, strict=True)):
@@ -355,7 +356,7 @@ class CapturedBlock:
 
 
 def _same(was: tuple[Tensor, int], now: tuple[Tensor, int]) -> bool:
-    """Say whether a tensor is the very one of last time, and nobody wrote to it since."""
+    """Say whether a tensor is the same object as last time, and was not written to since."""
     return was[0] is now[0] and was[1] == now[1]
 
 

@@ -19,7 +19,7 @@ _DECODED_BYTES = 1 << 30  # on a CPU decoding every batch costs more than holdin
 
 
 class LazyClients(Sequence[ClientRows]):
-    """Members made on access; recent ones are kept, since plans recognise members by identity."""
+    """Clients' rows, made on access; recent ones are cached, as plans compare them by identity."""
 
     def __init__(
         self,

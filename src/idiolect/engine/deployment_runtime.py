@@ -116,7 +116,7 @@ class ClientRuntime:
         return tree.to(capabilities.init_group(self.method, self.setup), self._device)
 
     def _shapes(self, newcomer: bool) -> Sent:
-        """What is sent, without its values: this client cannot know what the server holds."""
+        """Return what is sent as shapes only: a node does not have the server's state."""
         method, place = self.method, self._place
         unknown = self.setup._replace(sizes=torch.empty(place.clients))
         state = method.init_server(blank(unknown))
@@ -154,7 +154,7 @@ class ClientRuntime:
         return personal
 
     def tell(self, sent: Sent, round: int) -> tuple[Tree, Tree]:
-        """Deploy without the others; return what they may know of it, and what was deployed."""
+        """Deploy without the others' sums; return the own contribution, and what was deployed."""
         numbers, deployed = self._run("tell", Tell(self.method, keep=True), sent, round)
         return numbers, deployed
 

@@ -92,10 +92,7 @@ def _only(good: Tensor, leaf: Tensor) -> Tensor:
 
 
 def holds(method: Method, sent: Sent, clients: int, device: torch.device) -> bool:
-    """Say whether all clients' deployed models fit in memory during the exchange.
-
-    They are there up to three times at once.
-    """
+    """Say whether all clients' deployed models, up to three copies, fit in memory together."""
     room = _ROOM
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory // 8
@@ -187,7 +184,7 @@ def _joined(parts: Sequence[tuple[Sequence[ClientKey], Tree]]) -> _Contributions
 
 
 def welcomed(sums: Sequence[Sums], requests: Sequence[CohortRequest]) -> list[CohortRequest]:
-    """Address newcomers with the sums of those who were there before them."""
+    """Address newcomers with the sums of the clients that took part."""
     made = []
     for total, request in zip(sums, requests, strict=True):
         count = len(request.cohort)

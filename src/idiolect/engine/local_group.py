@@ -319,7 +319,7 @@ class LocalGroup(ClientGroup):
         lend: bool = False,
         later: Later | None = None,
     ) -> Tree:
-        """Run a block, followed where somebody wants to know how far it is."""
+        """Run a block; report its progress where a watcher asked for it."""
         if self.stage is None:
             return cohort.run(runner, cut, lend, later)
         with self.stage.block(cut[1] - cut[0]) as pulse:
@@ -515,7 +515,7 @@ def _ordered(known: Mapping[int, int], requests: Sequence[CohortRequest]) -> _Or
 
 
 def _held(known: Mapping[int, int], members: Members) -> dict[str, np.ndarray] | None:
-    """Count the rows of a group's clients that have any to train on; None where nobody knows."""
+    """Count the rows of a group's clients that have any to train on; None where not known."""
     if not isinstance(members, LazyClients) or members.held is None:
         return None
     counts = members.held()

@@ -132,7 +132,7 @@ class Tick(NamedTuple):
 
 
 class PlannedWork(NamedTuple):
-    """A method that is going to be trained, and what it is weighed by in an estimate of time.
+    """A method that is going to be trained, and its share of the work, to estimate the time.
 
     A unit of work is a pass over the data of all clients under one seed.
     """

@@ -57,9 +57,10 @@ class SimulationState:
 
         `bystanders`, clients outside the cohort, rest, or train as well without being heard.
         `unseen` clients take part in no round; a method that needs no server trains them too.
-        Of `newcomers`, who come to an existing state, only its form is made. `state_folder` is for
-        personal state on disk; without one it is deleted with the simulation. `rounds` are those
-        that are planned, by which a GPU's work is cut into more blocks or fewer; None: many.
+        With `newcomers` the servers' states have shapes only: existing ones take their place.
+        `state_folder` is for personal state on disk; without one it is deleted with the
+        simulation. `rounds` are those that are planned, by which a GPU's work is cut into more
+        blocks or fewer; None: many.
         """
         if method.alone:
             cohort, draw, unseen = None, "fixed", 0
@@ -136,6 +137,7 @@ class SimulationState:
             clients = np.arange(self._clients) if own.clients is None else np.array(own.clients)
             built = architecture.make(name, own, seeds, trained, examples, backend)
             setups = setups or built.setups
+            architecture.refuse_crowds(method, setups[0])
             if not newcomers:
                 architecture.refuse_unequal_states(method, name, setups[0], built.setups[0])
             if built.unmappable and backend.kind == "vectorised":

@@ -64,7 +64,7 @@ class StageProgress:
     def block(self, clients: int) -> "Iterator[BlockPulse | None]":
         """Follow a block of clients until it returns; one that fails has done nothing.
 
-        A block of a round is told when it is through, and bears no look at each of its steps.
+        In an ordinary round its end alone is reported: looking at every step would slow it down.
         """
         pulse = BlockPulse(self, clients)
         with self._lock:
@@ -82,7 +82,7 @@ class StageProgress:
             self._report(self._name)
 
     def report(self, name: str = "") -> None:
-        """Tell how far it is, if it is time; another `name` is told at once."""
+        """Report progress a few times a second at most; a new `name` is reported at once."""
         if self._clock() >= self._due or (name and name != self._told):
             with self._lock:
                 self._report(name or self._name)
@@ -100,7 +100,7 @@ class StageProgress:
 
 
 class BlockPulse:
-    """Hears the steps of one block; what scores it says that it no longer trains."""
+    """Counts the steps of one block; scoring marks the end of its training."""
 
     def __init__(self, stage: StageProgress, clients: int) -> None:
         self.clients = clients
@@ -121,7 +121,7 @@ class BlockPulse:
         return min((self._before + self._at) / known, _ALMOST) if known else 0.0
 
     def turn(self, number: int, turns: int) -> None:
-        """Of work that is repeated in turn, this repetition begins."""
+        """Begin a repetition, numbered, of work that is done several times."""
         self._turn, self._turns = number, turns
 
     def step(self, number: int, steps: int) -> None:

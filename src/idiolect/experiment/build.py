@@ -61,9 +61,9 @@ def build_federations(
     return divide(experiment, dataset, public)
 
 
-def load_dataset(experiment: Experiment, data_dir: Path | None = None) -> Dataset:
+def load_dataset(experiment: Experiment) -> Dataset:
     """Load an experiment's data as it is read, divided among nobody yet."""
-    return _sourced(experiment.data, data_dir, {}, tuple(SOURCES))[0]
+    return _sourced(experiment.data, None, {}, tuple(SOURCES))[0]
 
 
 def _sourced(

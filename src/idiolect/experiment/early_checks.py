@@ -1,7 +1,6 @@
 """What can be known before the first round, checked for all methods of a file before any trains."""
 
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -18,7 +17,7 @@ from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Federation
 from idiolect.engine import architecture
 from idiolect.engine.architecture import Architecture, WordNetwork
-from idiolect.engine.backend import Backend
+from idiolect.engine.backend import TRAINING_ROOM, Backend, machine_memory
 from idiolect.engine.data_pools import DataPools
 from idiolect.engine.evaluation import refuse_metric
 from idiolect.engine.ray_backend import cluster
@@ -27,8 +26,6 @@ from idiolect.errors import ConfigError, DataError, IdiolectError, MissingExtra,
 from idiolect.experiment.job import SimulatedJob
 from idiolect.experiment.schema import Experiment
 from idiolect.models import MODELS
-
-_ROOM = 3  # times a network's weights that training holds at the very least: and gradients, batch
 
 
 def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder: Path) -> list[str]:
@@ -124,10 +121,9 @@ def _refuse_giants(name: str, one: Architecture, dataset: Dataset) -> None:
     try:
         with torch.device("meta"):
             weights = sum(leaf.numel() * leaf.element_size() for leaf in one.main().parameters())
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except Exception:  # it cannot be built, which is said later, or only with values
         return
-    if _ROOM * weights > memory:
+    if TRAINING_ROOM * weights > machine_memory():
         small = "; smaller images make it smaller: data.options.size = [64, 64]"
         raise ModelError(
             f"network {name!r} has {weights / 4e6:,.0f} million parameters for examples of "
@@ -186,6 +182,7 @@ def _refuse_unmet_needs(job: SimulatedJob, setups: Mapping[str, Setup]) -> None:
     for name, setup in setups.items():
         for make in (
             lambda own: refuse_task(method, own.task),
+            lambda own: architecture.refuse_crowds(method, own),
             lambda own: method.init_server(own),
             lambda own: method.init_personal(own),
             lambda own: capabilities.init_group(method, own),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from idiolect.experiment.load import read_toml
 from idiolect.experiment.schema import STRICT, validate
@@ -17,10 +17,21 @@ _EMAIL = re.compile(r"[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 _TAKEN = ("server", "authority", "renewed")
 
 
-def _checked(pattern: re.Pattern[str], value: str, expected: str) -> str:
-    if not pattern.fullmatch(value):
-        raise ValueError(f"{value!r} is no name for it; expected {expected}")
-    return value
+def _like(pattern: re.Pattern[str], expected: str) -> AfterValidator:
+    """Make what refuses a word that is not like a pattern."""
+
+    def checked(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(f"{value!r} is no name for it; expected {expected}")
+        return value
+
+    return AfterValidator(checked)
+
+
+Name = Annotated[str, _like(_NAME, "letters, digits and -")]
+Host = Annotated[str, _like(_HOST, "a host name such as hub.example.org")]
+Org = Annotated[str, _like(_ORG, "letters, digits and _")]
+Email = Annotated[str, _like(_EMAIL, "an address such as lead@example.org")]
 
 
 class ServerTable(BaseModel):
@@ -28,20 +39,10 @@ class ServerTable(BaseModel):
 
     model_config = STRICT
 
-    host: str
+    host: Host
     port: Annotated[int, Field(ge=1, le=65535)] = 8002
-    org: str = "hub"
+    org: Org = "hub"
     own_key: bool = False  # its key is made on its machine: `federation request`
-
-    @field_validator("host")
-    @classmethod
-    def _host(cls, value: str) -> str:
-        return _checked(_HOST, value, "a host name such as hub.example.org")
-
-    @field_validator("org")
-    @classmethod
-    def _org(cls, value: str) -> str:
-        return _checked(_ORG, value, "letters, digits and _")
 
 
 class Site(BaseModel):
@@ -49,19 +50,9 @@ class Site(BaseModel):
 
     model_config = STRICT
 
-    name: str
-    org: str | None = None
+    name: Name
+    org: Org | None = None
     own_key: bool = False
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, value: str) -> str:
-        return _checked(_NAME, value, "letters, digits and -")
-
-    @field_validator("org")
-    @classmethod
-    def _org(cls, value: str | None) -> str | None:
-        return None if value is None else _checked(_ORG, value, "letters, digits and _")
 
 
 class Admin(BaseModel):
@@ -69,15 +60,10 @@ class Admin(BaseModel):
 
     model_config = STRICT
 
-    email: str
+    email: Email
     role: Literal["project_admin", "org_admin", "lead", "member"] = "lead"
     org: str | None = None
     own_key: bool = False
-
-    @field_validator("email")
-    @classmethod
-    def _email(cls, value: str) -> str:
-        return _checked(_EMAIL, value, "an address such as lead@example.org")
 
 
 class Project(BaseModel):
@@ -85,16 +71,11 @@ class Project(BaseModel):
 
     model_config = STRICT
 
-    name: str
+    name: Name
     server: ServerTable
     sites: Annotated[tuple[Site, ...], Field(min_length=1)]
     admins: Annotated[tuple[Admin, ...], Field(min_length=1)]
     valid_days: Annotated[int, Field(ge=1, le=7300)] = 1825  # of the federation's own authority
-
-    @field_validator("name")
-    @classmethod
-    def _plain(cls, value: str) -> str:
-        return _checked(_NAME, value, "letters, digits and -")
 
     @model_validator(mode="after")
     def _distinct(self) -> "Project":

@@ -126,9 +126,9 @@ def _rehearsed(stored: StoredModel, table: MethodTable, own: Architecture, newco
         public = stored.form.blank(stored.public.size)
         if not stored.public.labels and stored.form.task.kind == "classes":
             public = dataclasses.replace(public, classes=("any", "other"))
-    lessons = TrainData(stored.form.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
+    blank = TrainData(stored.form.blank(4), (rows[:2],), (rows[2:3],), ("nobody",), public)
     place = ClientIdentity(about.client, stored.clients, about.seed, newcomer)
-    alone = ClientRuntime(build_method(table), place, lessons, rows[3:], own, torch.device("cpu"))
+    alone = ClientRuntime(build_method(table), place, blank, rows[3:], own, torch.device("cpu"))
     flags = ["keep", "newcomers"] if newcomer else ["keep"]
     _, _, deployed = alone.evaluate(alone.form, about.round, tested=True, flags=flags)
     return deployed
@@ -279,11 +279,11 @@ def _written(path: Path) -> dict[str, Any]:
     return own
 
 
-def model_names(folder: str | Path, method: str | None = None) -> list[str]:
-    """List the clients that a folder has models of, newcomers last; of any method if none given."""
+def model_names(folder: str | Path) -> list[str]:
+    """List the clients that a folder has models of, of any method; newcomers last."""
     home = Path(folder)
     found: list[str] = []
-    for path in _files(home, "*" if method is None else folder_name(method)):
+    for path in _files(home, "*"):
         _, meta = checkpoint.read(path)
         kept = {number for own in meta["architectures"] for number in own}
         found += [str(name) for n, name in enumerate(meta["clients"]) if n in kept]

@@ -36,7 +36,7 @@ from idiolect.engine.rounds import Simulation
 from idiolect.engine.row_metrics import NATIVE, pooled
 from idiolect.engine.server_update import Traffic
 from idiolect.engine.stage_progress import StageProgress
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, Diverged, IdiolectError
 from idiolect.experiment.job import Job, Rounds, SimulatedJob
 from idiolect.experiment.run_state import (
     Checkpointer,
@@ -83,24 +83,63 @@ def train(
     If an earlier job ran exactly the same rounds, they are taken over and not repeated.
     """
     watch = watch or Silent()
-    checkpointer = Checkpointer(job, folder)
-    state = checkpointer.load() if resume else None
-    if state is None:
-        state = next((_taken_over(done, job) for done in earlier if job.trains_as(done.job)), None)
-    watch.plan([planned_work(job)])
-    watch.begin(job.label, state.round if state else 0, job.rounds)
-    deployed: list[Deployed] = []
-    if state is None or state.final is None:
-        simulation, state = _start(job, state, watch, folder)
-        checkpointer.start(simulation, state)
-        final = functools.cache(functools.partial(_judged, job, simulation, watch))
-        state = _run_rounds(job, simulation, state, checkpointer, watch, final)
-        state, deployed = _finish(job, simulation, state, folder, watch, final)
-        checkpointer.save(state)
-    outcome = outcome_of(job, state)
-    watch.scored(lambda: outcome)
-    watch.end(job.label, state.speed.train_seconds + state.speed.judge_seconds)
-    return Trained(outcome, deployed, job, state)
+    with _worded(job.label):
+        checkpointer = Checkpointer(job, folder)
+        state = checkpointer.load() if resume else None
+        if state is None:
+            state = next(
+                (_taken_over(done, job) for done in earlier if job.trains_as(done.job)), None
+            )
+        watch.plan([planned_work(job)])
+        watch.begin(job.label, state.round if state else 0, job.rounds)
+        deployed: list[Deployed] = []
+        if state is None or state.final is None:
+            simulation, state = _start(job, state, watch, folder)
+            checkpointer.start(simulation, state)
+            final = functools.cache(functools.partial(_judged, job, simulation, watch))
+            state = _run_rounds(job, simulation, state, checkpointer, watch, final)
+            state, deployed = _finish(job, simulation, state, folder, watch, final)
+            checkpointer.save(state)
+        outcome = outcome_of(job, state)
+        watch.scored(lambda: outcome)
+        watch.end(job.label, state.speed.train_seconds + state.speed.judge_seconds)
+        return Trained(outcome, deployed, job, state)
+
+
+_WORDS: tuple[tuple[str, type[IdiolectError], str], ...] = (
+    (
+        "can't allocate memory",
+        IdiolectError,
+        "out of memory; lower what the method holds (batch, epochs, sizes of its own), use fewer "
+        "seeds at once, a smaller backend.width or a smaller network",
+    ),
+    (
+        "without overflow",
+        ConfigError,
+        "a setting, or a product of two, is beyond single precision, whose largest number is "
+        "3.4e+38; lower the largest, such as lr",
+    ),
+    (
+        "non-finite values",
+        Diverged,
+        "reports hold NaN or infinity, which no matrix can be made of; lower lr or set clip, and "
+        "start again",
+    ),
+)
+"""What torch says where settings are too large, and what that means."""
+
+
+@contextlib.contextmanager
+def _worded(label: str) -> Iterator[None]:
+    """Say in a sentence what settings that are too large come to."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = _WORDS[0][0] if isinstance(error, MemoryError) else str(error)
+        for words, kind, said in _WORDS:
+            if words in text:
+                raise kind(f"{label}: {said}") from error
+        raise
 
 
 def finished(job: Job, folder: Path) -> Trained | None:

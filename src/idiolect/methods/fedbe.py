@@ -88,7 +88,7 @@ class FedBE(ArchitectureState, Method):
     distribution: str = setting(
         "gaussian", "how models are drawn", choices=("gaussian", "dirichlet")
     )
-    drawn: int = setting(10, "models drawn in a round (M)", least=1)
+    drawn: int = setting(10, "models drawn in a round (M)", least=1, models=True)
     alpha: int = setting(1, "concentration of the Dirichlet (α), a whole number", least=1)
     with_clients: bool = setting(True, "let the clients' models predict beside the drawn ones")
     sharpen: float = setting(1.0, "temperature of the target; below 1 it is more certain", above=0)

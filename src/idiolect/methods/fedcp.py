@@ -8,7 +8,7 @@ takes r ⊙ h, the global head (1 − r) ⊙ h, and their logits are added. The 
 personal head and policy, while the global head and a copy of the global body stand still; λ times
 the MMD² of its features to that copy's keeps them alike (the released code's Gaussian kernels of
 widths 10, 15, 20 and 50). The server averages, by examples, bodies, policies, and the means of each
-client's personal and global head; the personal head stays. v is the slope of the sum of a head's
+client's personal and global head; the personal head stays. v is the gradient of the sum of a head's
 logits in the features, so that any head will do; it is that of the head before the round.
 
 The released code draws the shares by a Gumbel softmax, in evaluation too, so that its predictions
@@ -152,8 +152,8 @@ def discrepancy(
 def _context(own: Params, features: Tensor, local: Local) -> Tensor:
     """Return v of a head at length one: how the sum of its logits grows with each feature."""
     nothing = torch.zeros_like(features[:1])
-    slope = grad(lambda at: local.head(own, at).sum())(nothing).detach()
-    unit: Tensor = slope / slope.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    gradient = grad(lambda at: local.head(own, at).sum())(nothing).detach()
+    unit: Tensor = gradient / gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
     return unit
 
 

@@ -125,7 +125,7 @@ class GPFL(Preparation, NewcomerModel, FedAvg):
                 @ functional.normalize(extra[EXTRA + "embeddings"], dim=-1).mT
             )
             squares: Tensor = (guided - received[batch.y]).square().sum(-1)
-            # A tiny number under the root, whose slope at zero would be infinite.
+            # A tiny number under the root, whose gradient at zero would be infinite.
             if self.distance == "batch":
                 off = ((batch.weight * squares).sum() + 1e-24).sqrt()
             else:

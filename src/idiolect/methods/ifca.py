@@ -54,7 +54,7 @@ class IFCA(Facts, Reason, StateTrace, Method):
     title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al. 2020, Algorithm 1"
 
-    clusters: int = setting(2, "number of global models (k)", least=1)
+    clusters: int = setting(2, "number of global models (k)", least=1, models=True)
     uniform: bool = setting(True, "weigh clients alike, as printed, instead of by their examples")
 
     def init_server(self, setup: Setup) -> Clusters:
@@ -113,17 +113,10 @@ class IFCA(Facts, Reason, StateTrace, Method):
 def initial_models(setup: Setup, count: int) -> Params:
     """Stack different models: the network as drawn, then others with shuffled entries."""
     draw = torch.Generator().manual_seed(setup.seed)
-
-    def shuffled(leaf: Tensor) -> Tensor:
-        order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
-        return leaf.flatten()[order].reshape(leaf.shape)
-
-    others = [
-        {
-            name: leaf if name in setup.statistics else shuffled(leaf)
-            for name, leaf in setup.params.items()
-        }
-        for _ in range(count - 1)
-    ]
-    models: Params = tree.stack([setup.params, *others])
+    models: Params = tree.repeat(setup.params, count)
+    for one in range(1, count):
+        for name, leaf in setup.params.items():
+            if name not in setup.statistics:
+                order = torch.randperm(leaf.numel(), generator=draw).to(leaf.device)
+                models[name][one] = leaf.flatten()[order].reshape(leaf.shape)
     return models

@@ -54,8 +54,8 @@ class Tasks(NamedTuple):
 class Bound(NamedTuple):
     """What a client is sent: the regulariser around its own model, from above."""
 
-    slope: Params  # Σ_s Ω_ts w_s
-    curve: Tensor  # κ_t
+    gradient: Params  # Σ_s Ω_ts w_s
+    curvature: Tensor  # κ_t
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +90,18 @@ class MOCHA(NewcomerMessage, NewcomerModel, StateTrace, Method):
         return setup.params
 
     def send(self, state: Tasks, cohort: Tensor) -> Sent:
-        """Send each client the slope and the curve of its bound."""
+        """Send each client the gradient and the curvature of its bound."""
         rows = self.precision(state)[cohort]
-        slope = tree.mixed(rows, batchnorm.parameters(state.models))
-        return Sent(own=Bound(slope, rows.abs().sum(1)))
+        gradient = tree.mixed(rows, batchnorm.parameters(state.models))
+        return Sent(own=Bound(gradient, rows.abs().sum(1)))
 
     def welcome(self, state: Tasks, cohort: Tensor) -> Sent:
         """Send newcomers the mean of the models; its pull is that of the others, on average."""
         there = state.heard + (state.heard.sum() == 0)  # before the first round: the initial model
-        curve = tree.mean(self.precision(state).abs().sum(1), there)
+        curvature = tree.mean(self.precision(state).abs().sum(1), there)
         mean = tree.mean(state.models, there)
         flat = tree.zeros_like(batchnorm.parameters(mean))
-        return Sent(mean, tree.repeat(Bound(flat, curve), len(cohort)))
+        return Sent(mean, tree.repeat(Bound(flat, curvature), len(cohort)))
 
     def client_step(self, sent: Sent, personal: Params, local: Local) -> tuple[Report, Params]:
         """Lower the bound from the own model; report it and keep it."""
@@ -110,12 +110,12 @@ class MOCHA(NewcomerMessage, NewcomerModel, StateTrace, Method):
 
         def loss(w: Params, batch: Batch) -> Tensor:
             now = batchnorm.parameters(w)
-            along = tree.dot(bound.slope, tree.sub(now, own))
+            along = tree.dot(bound.gradient, tree.sub(now, own))
             return local.loss(w, batch) + self.pull * (
-                along + bound.curve / 2 * tree.sqdist(now, own)
+                along + bound.curvature / 2 * tree.sqdist(now, own)
             )
 
-        most = 1 / (self.pull * bound.curve).clamp(min=1e-30)
+        most = 1 / (self.pull * bound.curvature).clamp(min=1e-30)
         trained = self.fit(local, personal, loss, lr=most.clamp(max=self.rate(local)))
         return Report(trained, local.size), trained
 

@@ -12,6 +12,11 @@ slower as there are clients in a round, and wants a rate that many times as larg
 
 The last layers of h start with the network's initial parameters as their bias, so that the first
 models are sound ones. Running statistics of batch normalisation are averaged, not written.
+
+In Algorithm 1 a step changes v_i alone. In the released code φ and all embeddings share one
+optimiser: at every step of whomever all the other embeddings decay too and go on by their momentum,
+and φ and v_i are clipped by their joint norm. Here, as printed, nothing of an absent client
+changes; its velocity waits for its next step, and each embedding is clipped by itself.
 """
 
 import math
@@ -81,7 +86,7 @@ class PFedHN(NewcomerMessage, NewcomerModel, StateTrace, Method):
         choices=("report", "cohort"),
     )
     embedding: int = setting(0, "length of an embedding; 0: 1 + clients / 4", least=0)
-    hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
+    hidden: int = setting(100, "width of the hypernetwork's hidden layers", least=1, models=True)
     layers: int = setting(3, "number of its hidden layers", least=1)
 
     def init_server(self, setup: Setup) -> Writer:

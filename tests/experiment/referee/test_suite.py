@@ -12,7 +12,7 @@ from idiolect.errors import ConfigError, DataError
 from idiolect.experiment.load import load_experiment
 from idiolect.experiment.referee.referee_run import choose_problems
 from idiolect.experiment.referee.suite import SIZES, Contestant, baseline_digest, load_suite
-from idiolect.experiment.repro.index import experiments_folder
+from idiolect.experiment.repro.runs import experiments_folder
 
 
 @pytest.mark.parametrize("size", SIZES)

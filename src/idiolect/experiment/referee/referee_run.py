@@ -14,7 +14,7 @@ from idiolect.experiment.build import build_federations
 from idiolect.experiment.referee.cells import Record, train_cell
 from idiolect.experiment.referee.judgement import judge
 from idiolect.experiment.referee.suite import Contestant, Suite, SuiteProblem, digest_of
-from idiolect.experiment.repro.index import experiments_folder
+from idiolect.experiment.repro.runs import experiments_folder
 from idiolect.results.document import Document, versions
 from idiolect.results.run_files import folder_name
 

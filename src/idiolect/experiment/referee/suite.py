@@ -18,7 +18,7 @@ from typing import Any
 from idiolect.core.method import Method
 from idiolect.errors import ConfigError, suggest
 from idiolect.experiment.load import read_toml, resolve
-from idiolect.experiment.repro.index import experiments_folder
+from idiolect.experiment.repro.runs import experiments_folder
 from idiolect.experiment.schema import Experiment
 from idiolect.experiment.untrusted import Permissions
 from idiolect.methods import METHODS

@@ -6,21 +6,16 @@ scores of every seed, of every client where they are few. Nothing here needs a G
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from idiolect.errors import ConfigError
-from idiolect.experiment.repro.index import (
-    Figure,
-    Measured,
-    Paper,
-    figure_of,
-    items,
-    papers,
-    shipped_figures,
-)
+from idiolect.experiment.repro.index import items, papers
+from idiolect.experiment.repro.items import Paper
+from idiolect.experiment.repro.seed_figures import Figure, Measured, figure_of, shipped_figures
 
 ROOT = Path(__file__).resolve().parents[4]  # of a checkout
 _ROW = re.compile(r"^\| `?([a-z0-9-]+)`? \| .*\| \*\*([a-z ]+)\*\* \|([^|]*)\|[^|]*\|.*\|$")
@@ -35,15 +30,32 @@ def stored_figures(folder: Path) -> Measured:
 
 
 def stored_seconds(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the seconds a seed and round of what was trained on an H200, by run and label."""
+    """Return the seconds a seed and round of what was trained on an H200, by run and label.
+
+    Runs that one simulation trained together all hold its seconds, and share them.
+    """
+    runs = list(_runs(folder))
+    timed = {
+        (name, label): own
+        for name, _, content in runs
+        for label, own in content["methods"].items()
+        if "seconds" in own and "H200" in own.get("device", "")
+    }
+    shared = Counter(_simulation(label, own) for (_, label), own in timed.items())
     return {
         name: {
-            label: round(own["seconds"] / len(content["seeds"]) / own["rounds"], 5)
-            for label, own in content["methods"].items()
-            if "seconds" in own and "H200" in own.get("device", "")
+            label: round(own["seconds"] / trained / own["rounds"], 5)
+            for label in content["methods"]
+            if (own := timed.get((name, label)))
+            and (trained := len(content["seeds"]) * shared[_simulation(label, own)])
         }
-        for name, _, content in _runs(folder)
+        for name, _, content in runs
     }
+
+
+def _simulation(label: str, own: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Tell simulations apart by their times, of which those of outside tables hold several."""
+    return label, own["seconds"], own.get("first", id(own)), own.get("pace")
 
 
 def _runs(folder: Path) -> Iterator[tuple[str, Paper, dict[str, Any]]]:

@@ -8,7 +8,7 @@ expert is trained once for all of them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from idiolect.core import tree
 from idiolect.core.capabilities import Facts, FinalExchange, JointPrediction, adapt, facts, has
 from idiolect.core.client import Batch, Local
-from idiolect.core.method import Sent, setting
+from idiolect.core.method import Sent, check_setting, setting
 from idiolect.core.tree import Params, Tree
 from idiolect.errors import ConfigError
 from idiolect.methods.personalise import local_training, mixture
@@ -91,6 +91,7 @@ class Combined(Facts, JointPrediction, LocalTraining, MixSettings):
     )
 
     def __post_init__(self) -> None:
+        check_setting(type(self).__name__, _COMBINATIONS, self.combinations)
         for combination in self.combinations:
             refuse_impossible(combination)
         super().__post_init__()
@@ -212,6 +213,9 @@ class Combined(Facts, JointPrediction, LocalTraining, MixSettings):
 
         accuracies, lost = local.mean(score, "val")
         return accuracies, lost
+
+
+_COMBINATIONS = next(spec for spec in fields(Combined) if spec.name == "combinations")
 
 
 def candidates_of(
