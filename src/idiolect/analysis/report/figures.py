@@ -247,7 +247,11 @@ def _written(form: str, value: Any) -> str:
     if _unknown(value):
         return "–"
     if form in _FORMS:
-        return format(_scaled(form, value), _FORMS[form][0])
+        scaled = _scaled(form, value)
+        if form == "mega" and 0 < scaled < 0.05:
+            return "< 0.1"
+        large = form in ("figure", "interval of numbers") and 1e3 <= abs(scaled) < 1e15
+        return format(scaled, ",.0f" if large else _FORMS[form][0])
     if form == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
     return f"{value:.4g}" if form == "number" and isinstance(value, float) else str(value)
