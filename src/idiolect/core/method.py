@@ -6,11 +6,14 @@ nothing else; personal state never reaches `server_step`.
 """
 
 import dataclasses
+import pickle
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ from idiolect.core import batchnorm, optim, tree
 from idiolect.core.client import Local, Loss
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
-from idiolect.errors import ConfigError
+from idiolect.errors import ConfigError, MethodError
 
 
 class Sent(NamedTuple):
@@ -356,6 +359,37 @@ def _is(value: Any, kind: type) -> bool:
 def _entry(annotation: Any, default: tuple[Any, ...]) -> Any:
     """Return of what type the values in a tuple are: as annotated, or as in the default."""
     return next(iter(get_args(annotation) or map(type, default)), object)
+
+
+_VALUES = (bool, int, float, str, bytearray, list, tuple, dict, set, Tensor, np.ndarray, type(None))
+
+
+def remembered(method: Method) -> dict[str, bytes]:
+    """Return what a method holds in itself and in its class, to see whether a step changes it."""
+    held: dict[str, Any] = {}
+    for owner in reversed(type(method).__mro__):
+        found = {n: v for n, v in vars(owner).items() if isinstance(v, _VALUES)}
+        held |= {name: own for name, own in found.items() if not name.startswith("__")}
+    return {name: _digest(own) for name, own in {**held, **vars(method)}.items()}
+
+
+def _digest(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a function made in a function, a tensor that vmap maps
+        return repr(value).encode()
+
+
+def refuse_memory(method: Method, before: Mapping[str, bytes]) -> None:
+    """Refuse a client step that changed what its method holds: all clients share that."""
+    after = remembered(method)
+    for name, held in before.items():
+        if after.get(name) != held:
+            raise MethodError(
+                f"{method.title or type(method).__name__} changes its own {name!r} in client code, "
+                "which all clients share, and no checkpoint or node has; return as personal state "
+                "what a client keeps, report what the server is to know"
+            )
 
 
 def refuse_task(method: Method, task: Task) -> None:
