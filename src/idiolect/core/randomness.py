@@ -10,6 +10,7 @@ Whoever knows the run's seed knows these numbers, so they hide nothing.
 """
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -190,16 +191,21 @@ class Refusing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def states() -> tuple[bytes, bytes]:
-    """Return where the global generators of torch (CPU) and NumPy stand."""
+def states() -> tuple[Any, ...]:
+    """Return where the global generators of torch (CPU), NumPy and Python stand."""
+    return torch.get_rng_state().numpy().tobytes(), *others()
+
+
+def others() -> tuple[Any, ...]:
+    """Return where those of NumPy and Python stand."""
     legacy: Any = np.random.get_state(legacy=False)
     place = legacy["state"]
     return (
-        torch.get_rng_state().numpy().tobytes(),
         b"".join(
             own.tobytes() if isinstance(own, np.ndarray) else str(own).encode()
             for own in place.values()
         ),
+        random.getstate(),
     )
 
 
