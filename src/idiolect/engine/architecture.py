@@ -383,14 +383,16 @@ def _tried_gradient(network: Network, examples: Tensor) -> str:
         held, trained = tree.split(params, network.statistics.__contains__)
 
         def total(at: tree.Params) -> tuple[Tensor, tree.Params]:
-            logits = network({n: at.get(n, held.get(n)) for n in params}, x, training=True)
+            given = {name: at[name] if name in at else held[name] for name in params}
+            logits = network(given, x, training=True)
             return (logits * _unlike(logits)).sum(), {}
 
         clients = None if x.is_cuda or not tree.transformed() else clients_of_stack()
         if clients is not None:
             return stacked_gradient(total, trained, clients)[0]
         if tree.transformed():
-            return torch.func.grad(total, has_aux=True)(trained)[0]
+            sloped: tree.Params = torch.func.grad(total, has_aux=True)(trained)[0]
+            return sloped
         at = {name: leaf.requires_grad_() for name, leaf in trained.items()}
         found = torch.autograd.grad(total(at)[0], [*at.values()], allow_unused=True)
         return dict(zip(at, found, strict=True))
