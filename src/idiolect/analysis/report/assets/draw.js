@@ -145,6 +145,7 @@ function axis(spec, { line, soft, width, many }, direction) {
   };
   if (spec.unit === "%") { made.tickformat = ",.3~%"; }
   if (spec.log) made.type = "log";
+  if (spec.step) Object.assign(made, { tick0: 0, dtick: spec.step * (width < NARROW ? 2 : 1) });
   if (spec.low !== undefined || spec.high !== undefined) {
     if (spec.low !== undefined && spec.high !== undefined) {
       const room = (spec.high - spec.low) * 0.04;
