@@ -30,7 +30,8 @@ LINES = Path(__file__).resolve().parent.parent / "experiments" / "field" / "line
 PACES = {"pfllib": 0.2, "fedala": 0.13, "pfedkdh-grey": 0.35, "pfedkdh-cifar10": 0.4}
 PASSES = {"FedProx": 1.5, "FedRep": 1.3, "FedCP": 3.2, "GPFL": 4.0, "Ditto": 2.0, "APFL": 3.1,
           "FedBABU": 0.7, "Per-FedAvg": 1.3, "pFedMe": 5.0, "FedFomo": 1.2, "FedAMP": 2.0,
-          "FedDBE, no pull": 1.2, "FedDistill": 1.3, "APPLE": 3.0, "FedPHP": 1.6, "FedGen": 6.0}  # fmt: skip
+          "FedDBE, no pull": 1.2, "FedDistill": 1.3, "APPLE": 3.0, "FedPHP": 1.6,
+          "FedGen": 6.0}  # fmt: skip
 FIRST = 8.0  # seconds of a line's first two rounds and its scorings
 SLOWED = 0.5  # by which part each further process slows the others down
 

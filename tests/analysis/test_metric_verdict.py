@@ -7,7 +7,9 @@ import planted_outputs
 import pytest
 
 from idiolect.analysis import compare, fixed_clients
+from idiolect.analysis.report.figures import chart, section, table
 from idiolect.analysis.report.metric_sections import reworded
+from idiolect.analysis.report.page import _facts
 from idiolect.analysis.report.report_data import ReportData
 from idiolect.analysis.report.result_sections import results
 from idiolect.analysis.verdict import overall
@@ -110,6 +112,39 @@ def test_a_report_writes_numbers_where_the_metric_is_no_share():
     assert sheet.columns[1].head == "RMSE" and sheet.columns[1].best == "low"
     assert sheet.markdown().splitlines()[2].startswith("| A | 3 ±")
     assert " 3" in sheet.csv().splitlines()[1].replace(",", " ")
+
+
+def test_a_report_turns_its_words_where_less_is_better():
+    """Shares stay per cent; Jain's index is best where it is high, whatever the metric is."""
+    rows = [("A", 4e6, 0.84, 2000.0, 0.0), ("B", 9e6, 0.82, 3000.0, 0.2)]
+    reach = [("A", "personal", 2, 900.0, 1.0), ("B", "personal", None, None, None)]
+    blocks = [
+        table("fairness-table", rows),
+        table("reach", reach, target="3"),
+        chart("traffic", [], [], []),
+    ]
+    fair, reached, traffic = reworded(section("fairness", blocks), METRICS["rmse"]).blocks
+    assert [(c.head, c.best) for c in fair.columns[1:]] == [
+        ("variance", "low"),
+        ("Jain's index", "high"),
+        ("worst tenth", "low"),
+        ("worse than Local, %", "low"),
+    ]
+    assert fair.markdown().splitlines()[3] == "| B | 9,000,000 | 0.8200 | 3,000 | 20.0 |"
+    assert "RMSE is that low" in reached.caption and "the highest curve" in reached.caption
+    assert "| A | personal | 2 | < 0.1 |" in reached.markdown()
+    assert "Down and to the left" in traffic.caption
+    fair, _, traffic = reworded(section("fairness", blocks), METRICS["auroc"]).blocks
+    assert fair.columns[3].best == "high" and fair.columns[4].head == "below Local, %"
+    assert "Up and to the left" in traffic.caption
+
+
+def test_a_report_counts_classes_where_there_are_some():
+    content = result(values(3.0, 4.0), "rmse")
+    content["data"] |= {"classes": ["rows"], "clients": 4}
+    assert _facts(ReportData(content)) == ["4 clients", "5 seeds", "10 rounds"]
+    content |= {"task": "classes", "data": {"classes": ["a", "b"]}}
+    assert _facts(ReportData(content)) == ["2 classes", "5 seeds", "10 rounds"]
 
 
 @pytest.mark.parametrize("name", ["auroc", "rmse"])

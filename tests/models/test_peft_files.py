@@ -156,6 +156,27 @@ def test_heads_of_several_layers_go_to_peft_and_back(kind, bare, adapter, peft, 
     assert torch.equal(ours, back)
 
 
+def test_mambas_layers_are_those_that_peft_takes(peft, tmp_path):
+    """Kernels read the weight of out_proj past the layer; PEFT did not load what we saved."""
+    config = transformers.MambaConfig(
+        vocab_size=1024, hidden_size=16, num_hidden_layers=2, state_size=4
+    )
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "base")
+    base = MODELS["hf"]((6,), 1024, WORDS, weights=str(tmp_path / "base"))
+    model = moved(adapt_network(base, idiolect.LoRA(rank=2)))
+    assert not any(
+        "out_proj" in name for name, own in model.named_parameters() if own.requires_grad
+    )
+    save_peft(model, tmp_path / "adapter")
+    bare = pretrained(1024, str(tmp_path / "base"))
+    other = peft.PeftModel.from_pretrained(bare, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        assert torch.allclose(model(TEXT)[0], other(input_ids=TEXT).logits[0], atol=1e-4)
+    base = MODELS["hf"]((6,), 1024, WORDS, weights=str(tmp_path / "base"))
+    with pytest.raises(ModelError, match=r"name '.*out_proj', whose weight kernels of Mamba"):
+        adapt_network(base, idiolect.LoRA(targets=("out_proj",)))
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from idiolect.analysis.comparison import Comparison
-from idiolect.analysis.report.figures import Axis, Chart, Mark, Panel, styles
+from idiolect.analysis.report.figures import Axis, Chart, Mark, Panel, of_rounds, styles
 from idiolect.analysis.report.svg import Styles, svg
 from idiolect.core.checkpoint import write_whole
 from idiolect.core.metrics import Metric, metric
@@ -241,7 +241,7 @@ def _curves(outcomes: Sequence[Outcome], own: Metric) -> Chart | None:
         f"validation {shown.title if shown else 'loss'}", "%" if own.percent and shown else ""
     )
     title = f"Validation {shown.title if shown else 'loss'} over the rounds, mean over clients"
-    panel = Panel("", Axis("round", low=0.0), axis)
+    panel = Panel("", of_rounds(max(max(mark.x) for mark in marks)), axis)
     return Chart("curve", title, "", [panel], marks, ("method", "model", "round", name), rows, 260)
 
 

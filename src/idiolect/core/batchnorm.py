@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrizations import _OrthMaps, _Orthogonal
 
 from idiolect.core import tree
 from idiolect.errors import ModelError
@@ -237,6 +238,17 @@ def _unfit(layer: nn.Module) -> str:
             f"whose {made[0]!r} is computed by a hook that cannot be copied; instead of "
             "torch.nn.utils.weight_norm use torch.nn.utils.parametrizations.weight_norm, and "
             "after pruning torch.nn.utils.prune.remove"
+        )
+    for name, own in layer.named_parameters(recurse=False):
+        if own.is_complex():
+            return (
+                f"whose {name!r} has complex numbers, which optimisers and averages do not take; "
+                "keep real ones [..., 2] and make torch.view_as_complex of them"
+            )
+    if isinstance(layer, _Orthogonal) and layer.orthogonal_map == _OrthMaps.householder:
+        return (
+            "which keeps whole numbers among what is trained and loses them by the rounding of an "
+            "average; say orthogonal_map='matrix_exp' or 'cayley'"
         )
     if getattr(layer, "max_norm", None) is not None:
         return "whose max_norm changes its weight while it is read; shorten the vectors it gives"

@@ -6,12 +6,14 @@ nothing else; personal state never reaches `server_step`.
 """
 
 import dataclasses
+import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from idiolect.core import batchnorm, optim, tree
 from idiolect.core.client import Local, Loss
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params, Tree
-from idiolect.errors import ConfigError, shortened
+from idiolect.errors import ConfigError, MethodError, shortened
 
 
 class Sent(NamedTuple):
@@ -386,6 +388,37 @@ def _expected(rule: Mapping[str, Any], one: Any, of: type, infinite: bool) -> st
 def _is(value: Any, kind: type) -> bool:
     """Say whether a value is of a kind; True and False are numbers to Python, but not to us."""
     return isinstance(value, kind) and not (isinstance(value, bool) and kind in (Real, Integral))
+
+
+_VALUES = (bool, int, float, str, bytearray, list, tuple, dict, set, Tensor, np.ndarray, type(None))
+
+
+def remembered(method: Method) -> dict[str, bytes]:
+    """Return what a method holds in itself and in its class, to see whether a step changes it."""
+    held: dict[str, Any] = {}
+    for owner in reversed(type(method).__mro__):
+        found = {n: v for n, v in vars(owner).items() if isinstance(v, _VALUES)}
+        held |= {name: own for name, own in found.items() if not name.startswith("__")}
+    return {name: _digest(own) for name, own in {**held, **vars(method)}.items()}
+
+
+def _digest(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a function made in a function, a tensor that vmap maps
+        return repr(value).encode()
+
+
+def refuse_memory(method: Method, before: Mapping[str, bytes]) -> None:
+    """Refuse a client step that changed what its method holds: all clients share that."""
+    after = remembered(method)
+    for name, held in before.items():
+        if after.get(name) != held:
+            raise MethodError(
+                f"{method.title or type(method).__name__} changes its own {name!r} in client code, "
+                "which all clients share, and no checkpoint or node has; return as personal state "
+                "what a client keeps, report what the server is to know"
+            )
 
 
 def refuse_task(method: Method, task: Task) -> None:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from idiolect.core import batchnorm, tree
+from idiolect.core import batchnorm, randomness, tree
 from idiolect.core.task import Classes, Task
 from idiolect.core.tree import Params
 from idiolect.errors import MethodError, ModelError
@@ -37,6 +37,13 @@ Part = Literal["logits", "features", "head"]
 """What is run: the whole network, all before its head, or the head on features."""
 
 _THROUGH = nn.Identity()
+
+_OF_THE_BATCH = (
+    "answers one example otherwise when another of its batch changes, so padding would change "
+    "results; let it look at each example alone (nn.GroupNorm or "
+    "idiolect.core.batchnorm.BatchNorm instead of means over a batch, attention with "
+    "batch_first=True)"
+)
 
 
 class Network:
@@ -75,6 +82,9 @@ class Network:
         )
         self._held = frozenset(_state(model))
         self.running = False  # while it is being run: its layers may draw
+        # Code of somebody's: what it does is known by trial only.
+        self.foreign = not all(map(known, model.modules()))
+        self._spoils = False  # whether it changes the examples it is given, so that it gets a copy
         self.draws = any(_draws(layer) for layer in model.modules())  # dropout and the like
         self.steady = not self.draws and all(_steady(layer) for layer in model.modules())
         self._halved, self._stacked = precision == "bf16", stacked
@@ -94,7 +104,7 @@ class Network:
         self._merges = any(isinstance(own, StackedGroupNorm) for own in self._modes[True].modules())
         self._layers = batchnorm.layers(self._modes[True])
         # The layer of the last parameter, which the head is unless the module declares another.
-        self._last = list(self._shapes)[-1].rpartition(".")[0]
+        self._last = tree.layer_of(list(self._shapes)[-1])
         self._declared: bool | None = None  # whether it does; unknown before `find_head`
         self.features: tuple[int, ...] = ()  # shape of an example's features, once known
         self._locate()
@@ -188,6 +198,7 @@ class Network:
     def _run(self, params: Params, x: Tensor, training: bool, part: Part) -> Tensor:
         """Call the module with these parameters in the place of its own, as torch.func does."""
         spots = self._spots[training]
+        x = x.clone() if self._spoils else x
         self.running = True
         try:
             for name, holder, key, _ in spots:
@@ -211,15 +222,18 @@ class Network:
 
         `x` are a few examples, beside which padding must change nothing.
         """
-        padding = x[-1:] + 1 if x.is_floating_point() else x[-1:]
-        model, weight = self._modes[training], torch.tensor([1.0] * len(x) + [0.0], device=x.device)
+        model = self._modes[training]
+        if self.foreign and (wrong := self._written(x, training)):
+            return wrong
 
         def run(padding: Tensor, params: Params) -> Tensor:
             torch.manual_seed(0)  # layers that draw do so alike
+            weight = torch.tensor([1.0] * len(x) + [0.0] * len(padding), device=x.device)
             with torch.enable_grad(), batchnorm.masked(weight):
                 return self(params, torch.cat([x, padding]), training)
 
-        first, before = run(padding, self.params), _state(model)
+        far = x[-1:] + 2 * x.abs().amax() + 1 if x.is_floating_point() else x[-1:]
+        first, before = run(far, self.params), _state(model)
         second, after = run(x[:1], self.params), _state(model)
         changed = [
             name
@@ -234,26 +248,85 @@ class Network:
                 "torch.nn.utils.parametrizations.weight_norm; for running statistics, "
                 "idiolect.core.batchnorm.BatchNorm)"
             )
-        if first.requires_grad:
+        if _trainable(first).keys() & _trainable(second).keys():
             return (
                 "computes with tensors that are trainable but not among its parameters, so nobody "
                 "would train them; keep layers in an nn.ModuleList or nn.ModuleDict, tensors as "
-                "nn.Parameter"
+                "nn.Parameter, and call layers in methods: a lambda keeps those of the first module"
             )
-        off = (first - second)[:-1].abs().nan_to_num().amax()
-        if off > 1e-3 * first[:-1].abs().nan_to_num().amax():
+        if self.foreign and not _equal(run(x[:1], self.params), second):
             return (
-                "answers one example otherwise when another of its batch changes, so padding would "
-                "change results; let it look at each example alone (nn.GroupNorm or "
-                "idiolect.core.batchnorm.BatchNorm instead of means over a batch, attention with "
-                "batch_first=True)"
+                "gives other results when it runs again on the same examples, so it keeps "
+                "something between runs, which all clients would share and nobody would average "
+                "or save; let results follow from parameters, buffers and examples alone"
             )
-        if training and not self._stacked and self._recomputes(partial(run, padding)):
+        largest = first[: len(x)].abs().nan_to_num().amax()
+        off = (first - second)[: len(x)].abs().nan_to_num().amax()
+        if off > 1e-3 * largest:
+            return _OF_THE_BATCH
+        # Another number of rows is drawn for otherwise, and rounded otherwise.
+        if not (self.draws or self._halved):
+            more = run(torch.cat([x[:1], x[:1]]), self.params)
+            if (more[: len(x)] - second[: len(x)]).abs().nan_to_num().amax() > 1e-2 * largest:
+                return _OF_THE_BATCH
+        if training and self.foreign and (name := self._sparse(partial(run, far))):
+            return (
+                f"gives a sparse gradient of {name!r}, which no mean takes; leave sparse=True out"
+            )
+        if training and not self._stacked and self._recomputes(partial(run, far)):
             return (
                 "runs a part again to take its gradient (torch.utils.checkpoint), which would be "
                 "done with other parameters; call that part as it is"
             )
         return ""
+
+    def _written(self, x: Tensor, training: bool) -> str:
+        """Note what somebody's module draws and writes to; return what of it is wrong."""
+        weight = torch.ones(len(x), device=x.device)
+        drawn, others = _drawn(x), randomness.others()
+        for factor in (1, 1000):  # large parameters meet the limits that it sets them
+            params = {name: own * factor for name, own in self.params.items()}
+            kept = {name: (own.clone(), own.data_ptr()) for name, own in params.items()}
+            given = x.clone()
+            try:
+                with torch.no_grad(), batchnorm.masked(weight):
+                    self(params, given, training)
+            except Exception:  # of numbers that are too large for it
+                if factor == 1:
+                    raise
+            self._spoils |= not _equal(given, x)
+            for name, own in params.items():
+                was, place = kept[name]
+                if own.data_ptr() != place or not _equal(own, was):
+                    return (
+                        f"changes its parameter {name!r} while it runs, which would be changed for "
+                        "all clients; compute with what is made of it, as in F.linear(x, "
+                        "self.weight.clamp(-1, 1)), or by torch.nn.utils.parametrize"
+                    )
+        if randomness.others() != others:
+            return (
+                "draws random numbers by Python's random or by NumPy, which would differ from run "
+                "to run; draw by torch (nn.Dropout, torch.rand)"
+            )
+        if _drawn(x) == drawn:
+            return ""
+        if not training:
+            return (
+                "draws random numbers in evaluation too, so its scores would be left to chance; "
+                "give F.dropout and the like training=self.training, or take nn.Dropout"
+            )
+        self.draws, self.steady = True, False
+        return ""
+
+    def _sparse(self, run: Callable[[Params], Tensor]) -> str:
+        """Name a parameter whose gradient is a sparse tensor, if there is one."""
+        params = {n: own.clone().requires_grad_() for n, own in self.params.items()}
+        output = run(params)
+        if not output.requires_grad:
+            return ""
+        found = torch.autograd.grad(output.sum(), [*params.values()], allow_unused=True)
+        named = zip(params, found, strict=True)
+        return next((name for name, own in named if own is not None and own.is_sparse), "")
 
     def _recomputes(self, run: Callable[[Params], Tensor]) -> bool:
         """Say whether a gradient depends on the module's own parameters, not on those given.
@@ -293,6 +366,11 @@ class Network:
             output = self(params, x, True, part)
         moving.note(params, self._layers, ran)
         return output
+
+    def apart(self) -> "Network":
+        """Return a copy that a trial may spoil; what is frozen is shared."""
+        frozen = {id(p): p for p in self._modes[True].parameters() if not p.requires_grad}
+        return copy.deepcopy(self, {**frozen})
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -344,6 +422,28 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def _trainable(output: Tensor) -> dict[int, Tensor]:
+    """Find the leaves that a result was computed of and that want a gradient."""
+    found: dict[int, Tensor] = {}
+    seen, todo = set(), [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        own = getattr(node, "variable", None)
+        if isinstance(own, Tensor):
+            found[id(own)] = own
+        todo += [before for before, _ in node.next_functions]
+    return found
+
+
+def _drawn(x: Tensor) -> bytes:
+    """Return where the generator of the device of x stands."""
+    state = torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+    return state.numpy().tobytes()
+
+
 def _ramp(x: Tensor) -> Tensor:
     """Make two examples like those of a batch, which may be mapped, to try a network on."""
     shape = (2, *x.shape[1:])
@@ -379,14 +479,14 @@ def _draws(layer: nn.Module) -> bool:
     return isinstance(rate, float) and rate > 0
 
 
-def _known(layer: nn.Module) -> bool:
+def known(layer: nn.Module) -> bool:
     """Say whether a layer is torch's or ours."""
     return type(layer).__module__.partition(".")[0] in ("torch", "idiolect")
 
 
 def _mapped(layer: nn.Module) -> bool:
     """Say whether a layer calls no function that our kernels replace."""
-    return _known(layer) and getattr(layer, "padding_idx", None) is None
+    return known(layer) and getattr(layer, "padding_idx", None) is None
 
 
 def _steady(layer: nn.Module) -> bool:
@@ -394,7 +494,7 @@ def _steady(layer: nn.Module) -> bool:
 
     Torch's layers and ours do, with few exceptions; others may ask which it is.
     """
-    return _known(layer) and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)
+    return known(layer) and not isinstance(layer, nn.RReLU | batchnorm.BatchNorm | _NormBase)
 
 
 # Layers that are fast for many clients at once.

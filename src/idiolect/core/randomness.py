@@ -10,6 +10,7 @@ Whoever knows the run's seed knows these numbers, so they hide nothing.
 """
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -190,16 +191,21 @@ class Refusing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def states() -> tuple[bytes, bytes]:
-    """Return the states of the global generators of torch (CPU) and NumPy."""
+def states() -> tuple[Any, ...]:
+    """Return the states of the global generators of torch (CPU), NumPy and Python."""
+    return torch.get_rng_state().numpy().tobytes(), *others()
+
+
+def others() -> tuple[Any, ...]:
+    """Return the states of NumPy's and Python's."""
     legacy: Any = np.random.get_state(legacy=False)
     place = legacy["state"]
     return (
-        torch.get_rng_state().numpy().tobytes(),
         b"".join(
             own.tobytes() if isinstance(own, np.ndarray) else str(own).encode()
             for own in place.values()
         ),
+        random.getstate(),
     )
 
 

@@ -342,12 +342,18 @@ def split(params: Params, chosen: Callable[[str], bool]) -> tuple[Params, Params
 
 def split_layers(params: Params, last: int) -> tuple[Params, Params]:
     """Split parameters into (base, head): the head is the last so many layers that have any."""
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in params))
+    layers = list(dict.fromkeys([layer_of(name) for name in params]))
     if last > len(layers):
         raise ConfigError(f"{last} last layers asked for, but the network has {len(layers)}")
     head = set(layers[len(layers) - last :])
-    top, base = split(params, lambda name: name.rpartition(".")[0] in head)
+    top, base = split(params, lambda name: layer_of(name) in head)
     return base, top
+
+
+def layer_of(name: str) -> str:
+    """Return the name of a parameter's layer, also where its weight is made of others."""
+    whole, made, _ = f".{name}".partition(".parametrizations.")
+    return (whole if made else whole.rpartition(".")[0]).lstrip(".")
 
 
 # Sizes, tests and devices.

@@ -1,5 +1,7 @@
 """Architectures: networks built under each run's seed, and checked against the data."""
 
+import contextlib
+import copy
 import functools
 import inspect
 import warnings
@@ -15,6 +17,7 @@ from idiolect.core import tree
 from idiolect.core.batchnorm import check, masked
 from idiolect.core.client import Network
 from idiolect.core.method import Method, Setup
+from idiolect.core.network import known
 from idiolect.core.task import Task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import TrainData
@@ -22,6 +25,7 @@ from idiolect.data.tokenisers import FILE, Tokeniser, refuse_other_tokeniser
 from idiolect.engine.backend import TRAINING_ROOM, Backend, machine_memory
 from idiolect.errors import ConfigError, IdiolectError, MethodError, ModelError, shortened
 from idiolect.kernels.autotune import trial
+from idiolect.kernels.beneath import clients_of_stack, stacked_gradient
 from idiolect.kernels.recurrent import LAYERS
 from idiolect.models.adapters import AdaptedNetwork
 from idiolect.models.hf import HuggingFace
@@ -93,6 +97,7 @@ class BuiltNetworks(NamedTuple):
     stacked: bool  # whether they run many clients at once
 
 
+@trial()
 def make(
     name: str,
     architecture: Architecture,
@@ -112,21 +117,30 @@ def make(
     for own in models[0].values():
         _refuse_other_tokens(own, train_data[0].dataset)
     unmappable = next(filter(None, map(mappable, models[0].values())), "")
+    dataset = train_data[0].dataset
+
+    def networks_of(stacked: bool) -> list[dict[str, Network]]:
+        made = [_networks(own, backend, stacked, dataset.task) for own in models]
+        return _placed(name, made, backend)
+
     stacked = backend.kind != "sequential" and not unmappable
-    task = train_data[0].dataset.task
-    networks = _placed(name, [_networks(own, backend, stacked, task) for own in models], backend)
+    networks = networks_of(stacked)
     if stacked:
         doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
-        with trial():
-            reasons = [_tried_vmap(network, examples) for network in doubtful]
-        unmappable = next(filter(None, reasons), "")
-    if stacked and unmappable:
-        stacked, again = False, [_networks(own, backend, False, task) for own in models]
-        networks = _placed(name, again, backend)
-    with trial():
-        for network in networks[0].values():
-            _try(name, network, examples, train_data[0].dataset)
-            network.find_head(examples)
+        unmappable = next(filter(None, (_tried_vmap(own, examples) for own in doubtful)), "")
+        if unmappable:
+            stacked, networks = False, networks_of(False)
+    for network in networks[0].values():
+        _try(name, network, examples, dataset)
+    if stacked:
+        foreign = [networks[0][kind] for kind, own in models[0].items() if _foreign(own)]
+        unmappable = next(filter(None, (_tried_gradient(own, examples) for own in foreign)), "")
+        if unmappable:
+            stacked, networks = False, networks_of(False)
+            for network in networks[0].values():
+                _try(name, network, examples, dataset)
+    for network in networks[0].values():
+        network.find_head(examples)
     setups = [
         _setup(own, held, seed, backend.place)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, train_data, seeds, strict=True)
@@ -171,6 +185,36 @@ def refuse_unequal_states(method: Method, name: str, first: Setup, other: Setup)
             f"{states[0].get(leaf, 'absent')}; give every client the same network (or, where "
             "features are shared, features of the same size), or use a method that exchanges "
             "predictions"
+        )
+
+
+def refuse_other_head(
+    method: Method,
+    name: str,
+    architecture: Architecture,
+    setup: Setup,
+    dataset: Dataset,
+    examples: Tensor,
+) -> None:
+    """Refuse a network that ends with another layer than those that the method takes for its head.
+
+    These are the layers defined last, by their parameters' names alone.
+    """
+    count = getattr(method, "head_layers", 0)
+    if getattr(method, "trains", "") == "head" and not getattr(method, "fb_names", ()):
+        count = max(count, getattr(method, "fb_layers", 0))
+    if not count:
+        return
+    model = build_modules(name, architecture, setup.seed, dataset.words)["main"]
+    last, layers = (
+        _runs_last(model, examples),
+        list(dict.fromkeys(map(tree.layer_of, setup.params))),
+    )
+    if last and last not in layers[-count:]:
+        raise MethodError(
+            f"{method.title} takes the layer{'s' * (count > 1)} defined last for the head, "
+            f"{', '.join(map(repr, layers[-count:]))}, but {last!r} runs last; define it last in "
+            "the module's __init__, with weights of its own"
         )
 
 
@@ -249,7 +293,7 @@ def _try(name: str, network: Network, examples: Tensor, dataset: Dataset) -> Non
     for training in (False, True):
         try:
             with torch.no_grad(), torch.random.fork_rng(devices), masked(weight):
-                logits = network(network.params, examples, training)
+                logits = network(network.params, examples.clone(), training)
         except Exception as error:
             raise ModelError(
                 f"network {name!r} fails on examples of shape {shape}{_IN[training]}: "
@@ -340,11 +384,102 @@ def _tried_vmap(network: Network, examples: Tensor) -> str:
             warnings.filterwarnings("error", "There is a performance drop", UserWarning)
             torch.vmap(torch.func.grad(total), randomness="different")(params, few)
     except Exception as error:
-        return (
-            f"vmap cannot map it ({shortened(_words(error), 120)}); its clients are trained one "
-            "after the other"
-        )
+        return _one_by_one(error)
     return ""
+
+
+def _tried_gradient(network: Network, examples: Tensor) -> str:
+    """Return why somebody's module is not trained beneath vmap: it fails, or learns otherwise."""
+    network = network.apart()
+    few = examples[:2].expand(2, *examples[:2].shape).clone()
+    params = tree.map(lambda leaf: leaf.expand(2, *leaf.shape).clone(), network.params)
+    weight = torch.ones(len(examples[:2]), device=examples.device)
+    devices = [examples.device] if examples.device.type == "cuda" else []
+
+    def slopes(params: tree.Params, x: Tensor) -> tree.Params:
+        held, trained = tree.split(params, network.statistics.__contains__)
+
+        def total(at: tree.Params) -> tuple[Tensor, tree.Params]:
+            given = {name: at[name] if name in at else held[name] for name in params}
+            logits = network(given, x, training=True)
+            return (logits * _unlike(logits)).sum(), {}
+
+        clients = None if x.is_cuda or not tree.transformed() else clients_of_stack()
+        if clients is not None:
+            return stacked_gradient(total, trained, clients)[0]
+        if tree.transformed():
+            sloped: tree.Params = torch.func.grad(total, has_aux=True)(trained)[0]
+            return sloped
+        at = {name: leaf.requires_grad_() for name, leaf in trained.items()}
+        found = torch.autograd.grad(total(at)[0], [*at.values()], allow_unused=True)
+        return dict(zip(at, found, strict=True))
+
+    try:
+        with torch.random.fork_rng(devices), masked(weight):
+            torch.vmap(lambda at, x: network(at, x, False), randomness="different")(params, few)
+            found = torch.vmap(slopes, randomness="different")(params, few)
+    except Exception as error:
+        return _one_by_one(error)
+    if network.draws:
+        return ""
+    try:
+        with torch.enable_grad(), masked(weight):
+            plain = slopes(tree.map(lambda leaf: leaf[0].clone(), params), few[0])
+    except Exception:  # `_try` says what is wrong
+        return ""
+    for name, own in plain.items():
+        mine, least = found[name][0], torch.finfo(found[name].dtype).tiny
+        own = torch.zeros_like(mine) if own is None else own.to_dense()
+        if (mine - own).abs().amax() > 0.05 * own.abs().amax() + least:
+            return (
+                f"vmap takes another gradient of {name!r} than plain torch, as it does past hooks; "
+                "its clients are trained one after the other"
+            )
+    return ""
+
+
+def _unlike(logits: Tensor) -> Tensor:
+    """Return a factor for each output, no two alike: the sum of shares, say, has no gradient."""
+    count = logits[0].numel()
+    return torch.linspace(-1, 2, count, device=logits.device).reshape(logits.shape[1:])
+
+
+def _one_by_one(error: Exception) -> str:
+    return (
+        f"vmap cannot map it ({shortened(_words(error), 120)}); its clients are trained one "
+        "after the other"
+    )
+
+
+def _runs_last(model: nn.Module, examples: Tensor) -> str:
+    """Return which layer with parameters runs last; nothing where a base is frozen, or it fails."""
+    if not all(own.requires_grad for own in model.parameters()):
+        return ""
+    model = copy.deepcopy(model).to(examples.device).eval()
+    names = {id(own): name for name, own in model.named_parameters()}
+    ran: list[str] = []
+
+    def any_in(layer: nn.Module) -> bool:
+        return next(layer.parameters(), None) is not None
+
+    def holds(layer: nn.Module) -> bool:
+        below = (own for name, own in layer.named_children() if name != "parametrizations")
+        return any_in(layer) and not any(map(any_in, below))
+
+    for layer in model.modules():
+        if holds(layer):
+            name = tree.layer_of(names[id(next(layer.parameters()))])
+            layer.register_forward_hook(lambda *_, name=name: ran.append(name))
+    devices = [examples.device] if examples.device.type == "cuda" else []
+    weight = torch.ones(len(examples), device=examples.device)
+    with torch.random.fork_rng(devices), contextlib.suppress(Exception), masked(weight):
+        model(examples.clone())
+    return ran[-1] if ran else ""
+
+
+def _foreign(model: nn.Module) -> bool:
+    """Say whether there is somebody's code that only a trial tells of; of transformers it did."""
+    return not (isinstance(model, HuggingFace) or all(map(known, model.modules())))
 
 
 def mappable(model: nn.Module) -> str:

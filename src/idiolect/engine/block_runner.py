@@ -19,7 +19,7 @@ from torch import Tensor
 from idiolect.core import randomness, tree
 from idiolect.core.client import Local, Network, Pool
 from idiolect.core.graph_scan import GraphScan
-from idiolect.core.method import Sent
+from idiolect.core.method import Method, Sent, refuse_memory, remembered
 from idiolect.core.tree import Params, Tree
 from idiolect.engine.backend import device_floats, device_ints
 from idiolect.engine.batch_plan import BatchPlanner, ClientRows, Room
@@ -89,6 +89,8 @@ class BlockRunner:
         self._draws = any(network.draws for network in networks.values())
         self.pulse: BlockPulse | None = None  # hears the steps of a long block
         self._inspected = False  # whether client code was watched for draws of its own
+        self._method: Method | None = getattr(fn, "method", None)
+        self._looks = 2  # at what the method holds; what it makes at first it may keep
         self.begin()
 
     @property
@@ -124,7 +126,12 @@ class BlockRunner:
         seed = _seed(block.members[0], round) if self._draws else None
         sent = tree.leaves((block.shared, block.own)) if self._device.type == "cpu" else []
         versions = [leaf._version for leaf in sent]
+        method = self._method if self._looks else None
+        held = remembered(method) if method is not None else {}
         done = self._watched(partial(self._work, sizes, block, kept, lend, later), seed)
+        if method is not None:
+            refuse_memory(method, held)
+            self._looks -= 1
         if versions != [leaf._version for leaf in sent]:
             raise MethodError(
                 "a client step changed what it was sent in place, so that other clients and the "
@@ -156,7 +163,7 @@ class BlockRunner:
             before = randomness.states()
             done = self._seeded(work, seed)
             if randomness.states() != before:
-                raise randomness.refusal("a global generator of torch or NumPy")
+                raise randomness.refusal("a global generator of torch, NumPy or Python")
         return done
 
     def _seeded(self, work: Callable[[], Tree], seed: int | None) -> Tree:
@@ -305,7 +312,7 @@ def _explained(error: RuntimeError) -> Exception:
     """Turn torch's words about vmap into ours; other errors stay as they are."""
     text = str(error)
     if "called random operation while in randomness error mode" in text:
-        return randomness.refusal("torch itself, or a layer of its network other than nn.Dropout")
+        return randomness.refusal("torch itself")
     if (
         "vmap" in text
         or "Batching rule" in text

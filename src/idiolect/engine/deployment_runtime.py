@@ -18,7 +18,7 @@ from idiolect.core.method import Method, Sent, Setup, refuse_task
 from idiolect.core.tree import Tree
 from idiolect.data.dataset import Rows
 from idiolect.data.federation import TrainData
-from idiolect.engine.architecture import Architecture, blank, make
+from idiolect.engine.architecture import Architecture, blank, make, refuse_other_head
 from idiolect.engine.backend import Backend, multiplying
 from idiolect.engine.batch_plan import ClientRows
 from idiolect.engine.block_runner import Block, BlockRunner, SharedInput
@@ -81,6 +81,8 @@ class ClientRuntime:
         backend = Backend(device=device.type, width=1)
         refuse_task(method, train_data.dataset.task)
         built = make("main", architecture, [place.seed], [train_data], pools.examples(), backend)
+        held = built.setups[0], train_data.dataset, pools.examples()
+        refuse_other_head(method, "main", architecture, *held)
         self.setup: Setup = built.setups[0]  # of a newcomer, who is alone in it
         if not place.newcomer:
             sizes = torch.full((place.clients,), float("nan"), device=device)

@@ -136,6 +136,8 @@ class SimulationState:
         for place, (name, own) in enumerate(architectures.items()):
             clients = np.arange(self._clients) if own.clients is None else np.array(own.clients)
             built = architecture.make(name, own, seeds, trained, examples, backend)
+            held = built.setups[0], trained[0].dataset, examples
+            architecture.refuse_other_head(method, name, own, *held)
             setups = setups or built.setups
             architecture.refuse_crowds(method, setups[0])
             if not newcomers:

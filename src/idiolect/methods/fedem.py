@@ -53,7 +53,7 @@ class FedEM(NewcomerModel, FedAvg):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     needs_classes: ClassVar[str] = "the likelihood of each example"
 
-    components: int = setting(3, "number of global models (M)", least=1, most=1000)
+    components: int = setting(3, "number of global models (M)", least=1, models=True)
     newcomer_steps: int = setting(
         10, "E and M steps by which a newcomer finds its weights", least=1, deploy=True
     )

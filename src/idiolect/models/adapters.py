@@ -28,6 +28,9 @@ ATTENTION: Patterns = (
 )
 """Names that libraries give to the projections of attention."""
 
+_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+_PAST = ("out_proj", "conv1d")  # their weights are read past the layer, so PEFT refuses them
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
@@ -279,6 +282,16 @@ def find_targets(
     layer, and by default no convolution of several groups.
     """
     held = [(n, m) for n, m in model.named_modules() if _adaptable(m) or (fused and _is_fused(m))]
+    config = getattr(getattr(model, "network", None), "config", None)
+    past = _PAST if fused and getattr(config, "model_type", "") in _MAMBA else ()
+    if not patterns:
+        held = [(name, own) for name, own in held if not _fits(name, past)]
+    elif named := [name for name, _ in held if _fits(name, past) and _fits(name, patterns)]:
+        raise ModelError(
+            f"adapter.targets {list(patterns)} name {named[0]!r}, whose weight kernels of Mamba "
+            "read past the layer, so neither they nor PEFT take an adapter there; leave "
+            f"{' and '.join(past)} out"
+        )
     if patterns:
         found = [(name, own) for name, own in held if _fits(name, patterns)]
         if found:
@@ -292,7 +305,9 @@ def find_targets(
     if not found and held:
         last = _last_layer(model)
         whole = [(n, m) for n, m in held if not (fused and getattr(m, "groups", 1) > 1)]
-        found = [(name, own) for name, own in whole if name != last]
+        names = dict(model.named_parameters())  # a tied head's weight has the embedding's name
+        tied = {n for n, m in whole if "weight" in m._parameters and f"{n}.weight" not in names}
+        found = [(name, own) for name, own in whole if name != last and name not in tied]
     if not found:
         raise ModelError(
             f"{type(model).__name__} has no layer to adapt by default; name some with "

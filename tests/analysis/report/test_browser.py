@@ -47,6 +47,14 @@ def test_every_figure_is_drawn_and_nothing_is_asked_of_the_network(page):
     ]
 
 
+def test_names_that_look_like_tags_and_small_numbers_are_written_out(page):
+    ticks = page.locator("[data-chart='fairness'] .ytick text").all_text_contents()
+    assert "PersFL <b>" in ticks
+    # Not "200µ" megabytes.
+    kind = "document.getElementById('plot-traffic')._fullLayout.xaxis.exponentformat"
+    assert page.evaluate(kind) == "none"
+
+
 def test_a_method_is_switched_off_and_on_in_all_figures_and_tables(page):
     before = {chart: shown(page, chart) for chart in ("by-client", "curves", "fairness")}
     switch = page.locator("[data-switch='FedAvg']")

@@ -14,6 +14,7 @@ from idiolect.analysis.report.figures import (
     Panel,
     Table,
     as_csv,
+    of_rounds,
     styles,
 )
 from idiolect.analysis.report.page import template
@@ -162,3 +163,26 @@ def test_no_cell_heading_or_method_of_a_table_is_markup():
     nasty = "<i onclick=alert(1)>\"'&"
     table = Table("t", "t", "", [Column(nasty, help=nasty), Column("x")], [[nasty, nasty]], [nasty])
     assert "<i " not in table_html(table) and "onclick=alert(1)&gt;" in table_html(table)
+
+
+@pytest.mark.parametrize(("last", "step"), [(1, 1), (4, 1), (8, 1), (9, 2), (30, 5), (1000, 200)])
+def test_rounds_are_counted_in_whole_numbers(last, step):
+    assert of_rounds(last).step == step
+    panel = Panel("", of_rounds(last), Axis("score"))
+    mark = Mark("line", method="A", x=[1, last], y=[0.0, 1.0])
+    drawn = svg(Chart("c", "C", "", [panel], [mark], (), ()), styles([("A", "a")]))
+    said = [one.text for one in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+    assert {f"{n:,}" for n in range(0, last + 1, step)} <= set(said)
+
+
+def test_the_title_of_an_axis_stands_beside_its_longest_tick():
+    """Letters are at most 7 wide, and a title is as high as 11."""
+    panel = Panel("", Axis("x"), Axis("validation concordance", "%"))
+    mark = Mark("line", method="A", x=[1, 2], y=[0.5505, 0.555])
+    chart = Chart("c", "C", "", [panel], [mark], (), ())
+    found = list(ElementTree.fromstring(svg(chart, styles([("A", "a")]))).iter(f"{SVG}text"))
+    (title,) = (one for one in found if one.text == "validation concordance")
+    ends = [one for one in found if one.get("text-anchor") == "end"]
+    assert any(len(one.text) > 4 for one in ends)
+    left = min(float(one.get("x")) - 6 * len(one.text) for one in ends)
+    assert 8 <= float(title.get("x")) < left - 2

@@ -27,10 +27,17 @@ class Axis:
     categories: tuple[str, ...] = ()
     low: float | None = None  # ends of the axis; absent: what the marks need
     high: float | None = None
+    step: int = 0  # between its ticks; 0: what suits
 
     def __post_init__(self) -> None:
         names = tuple(shortened(name, 34) for name in self.categories)
         object.__setattr__(self, "categories", names)
+
+
+def of_rounds(last: float) -> Axis:
+    """Return the axis of so many rounds: there is none between two of them."""
+    step = next(n * 10**power for power in range(9) for n in (1, 2, 5) if n * 10**power >= last / 8)
+    return Axis("round", low=0.0, step=step)
 
 
 @dataclass(frozen=True)
@@ -247,7 +254,11 @@ def _written(form: str, value: Any) -> str:
     if _unknown(value):
         return "–"
     if form in _FORMS:
-        return format(_scaled(form, value), _FORMS[form][0])
+        scaled = _scaled(form, value)
+        if form == "mega" and 0 < scaled < 0.05:
+            return "< 0.1"
+        large = form in ("figure", "interval of numbers") and 1e3 <= abs(scaled) < 1e15
+        return format(scaled, ",.0f" if large else _FORMS[form][0])
     if form == "p":
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
     return f"{value:.4g}" if form == "number" and isinstance(value, float) else str(value)

@@ -27,7 +27,15 @@ from idiolect.results.document import baseline_line
 from idiolect.results.statistics import known_mean
 
 _MOST_CLASSES = 25  # of a confusion matrix that is drawn
-_SHARES = ("below Local", "below local")  # columns that are shares whatever the metric is
+_SHARE = "below local"  # how headings of columns begin that are shares whatever the metric is
+# What is said of a metric of which more is better, and what of the others.
+_TURNED = {
+    "to the right is a": "at the better end is a",
+    "Up and to the left": "Down and to the left",
+    "is that high": "is that low",
+    "the lowest curve": "the highest curve",
+    "below Local": "worse than Local",
+}
 
 
 def all_metrics(data: ReportData) -> Section | None:
@@ -261,21 +269,24 @@ def reworded(made: Section, own: Metric) -> Section:
 
 def _words(text: str, own: Metric) -> str:
     text = re.sub(r"[Aa]ccurac(y|ies)", own.title, text)
+    if not own.higher:
+        for words, turned in _TURNED.items():
+            text = text.replace(words, turned)
     if own.percent:
         return text
-    text = (
+    return (
         text.replace(", in points of", ", in units of").replace(", points", "").replace(", %", "")
     )
-    return text.replace("to the right is a", "at the better end is a") if not own.higher else text
 
 
 def _column(column: Column, own: Metric) -> Column:
-    head, form = _words(column.head, own), column.form
-    if not own.percent and column.head not in _SHARES:
+    head, form, best = _words(column.head, own), column.form, column.best
+    if column.head.lower().startswith(_SHARE):
+        head = column.head if own.higher else column.head.replace("below", "worse than")
+    elif not own.percent:
         forms = {"percent": "figure", "points": "figure", "interval": "interval of numbers"}
         form = forms.get(form, form)
         head = "difference" if head == "points" else head
-    best = column.best
-    if not own.higher and best == "high":
+    if not own.higher and best == "high" and form != "index":
         best = "low"
     return column._replace(head=head, form=form, help=_words(column.help, own), best=best)

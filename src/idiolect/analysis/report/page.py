@@ -89,8 +89,9 @@ def _facts(data: ReportData) -> list[str]:
     facts = [str(about["source"])] if about.get("source") else []
     if about.get("clients"):
         facts.append(f"{about['clients']} clients")
-    if about.get("classes"):
-        facts.append(f"{len(about['classes'])} classes")
+    kind = data.content.get("task", "classes")
+    if about.get("classes") and kind in ("classes", "labels"):  # of others they are outputs
+        facts.append(f"{len(about['classes'])} {kind}")
     facts.append(f"{seeds} seed{'s' if seeds != 1 else ''}")
     if rounds:
         facts.append(f"{'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))} rounds")

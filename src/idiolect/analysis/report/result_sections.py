@@ -14,6 +14,7 @@ from idiolect.analysis.report.figures import (
     Section,
     Table,
     chart,
+    of_rounds,
     paragraph,
     section,
     table,
@@ -184,9 +185,10 @@ def _curve_chart(
         same = [c for c in curves if c.model == curve.model and c.rounds == curve.rounds]
         alike = [c.method for c in same if c.seeds == curve.seeds]
         marks += _curve_marks(curve, models.index(curve.model), alike, own)
+    rounds = of_rounds(max(round for curve in curves for round in curve.rounds))
     return chart(
         "curves",
-        [Panel(_MODELS[model], Axis("round", low=0.0), _axis(own, words)) for model in models],
+        [Panel(_MODELS[model], rounds, _axis(own, words)) for model in models],
         marks,
         [
             (curve.method, curve.model, round, mean, spread, len(seeds))

@@ -27,6 +27,8 @@ _CORNERS = {
 }
 _TURNS = {"cross": (0, 90), "x": (45, 135), "star": (0, 60, 120)}  # of a symbol's strokes, degrees
 
+_LETTER = 6.4  # width of one, in pixels
+
 Styles = Mapping[str, MethodStyle]
 
 
@@ -37,7 +39,7 @@ def svg(chart: Chart, styles: Styles) -> str:
     across = min(4, len(panels))
     down = -(-len(panels) // across)
     legend, lines = _legend(chart.marks, styles)
-    left = 16 + 5.6 * max([8, *(len(name[:28]) for name in panels[0].y.categories)])
+    left = 18 + _LETTER * max([8, *(len(name[:28]) for name in panels[0].y.categories)])
     top = 40 + 20 * lines
     gap = 18 if across > 2 else 70
     each = chart.height if len(panels) <= 2 else min(chart.height, 220)
@@ -100,8 +102,10 @@ def _panel(
         parts += _mark(mark, x, y, styles.get(mark.method))
     parts.append(_text(left + width / 2, top + height + 32, panel.x.title, anchor="middle"))
     if panel.y.title and not bare:
-        turned = f'transform="rotate(-90 {left - 40:g} {top + height / 2:g})"'
-        middle = (left - 40, top + height / 2)
+        names = _named_ticks(panel.y, y, int(height / 32) + 1)
+        beside = max(left - 14 - _LETTER * max([0, *(len(name) for _, name in names)]), 10)
+        turned = f'transform="rotate(-90 {beside:g} {top + height / 2:g})"'
+        middle = (beside, top + height / 2)
         parts.append(_text(*middle, panel.y.title, anchor="middle", more=turned))
     return parts
 
@@ -166,6 +170,9 @@ def _named_ticks(axis: Axis, scale: Scale, most: int) -> list[tuple[float, str]]
     if axis.categories:
         step = max(-(-len(axis.categories) // max(most, 1)), 1)
         return [(n, name[:28]) for n, name in enumerate(axis.categories) if n % step == 0]
+    if axis.step:
+        last = int(max(scale.first, scale.last))
+        return [(n, tick_label(n, axis.unit)) for n in range(0, last + 1, axis.step)]
     found = ticks(scale.first, scale.last, max(most, 2))
     return [(value, tick_label(value, axis.unit)) for value in found]
 

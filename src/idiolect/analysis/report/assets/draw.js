@@ -125,7 +125,7 @@ function layout(chart, { theme, width, ink, soft, line, paper }) {
       if (many && n) y.title = undefined;
     }
     if (panel.title) {
-      made.annotations.push({ text: shortened(panel.title, 30), xref: "x" + suffix + " domain", yref: "y" + suffix + " domain", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 4, showarrow: false, font: { size: many ? 11.5 : 13, color: ink } });
+      made.annotations.push({ text: plain(shortened(panel.title, 30)), xref: "x" + suffix + " domain", yref: "y" + suffix + " domain", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 4, showarrow: false, font: { size: many ? 11.5 : 13, color: ink } });
     }
   });
   return made;
@@ -140,10 +140,12 @@ function axis(spec, { line, soft, width, many }, direction) {
     title: spec.title ? { text: spec.title, font: { size: 12, color: soft }, standoff: 8 } : undefined,
     automargin: true, zeroline: false, gridcolor: line, linecolor: line, tickcolor: line,
     tickfont: { size: 11, color: soft }, fixedrange: width < NARROW,
-    showgrid: true, ticklen: 3, nticks: many ? 4 : width < NARROW ? 5 : 8,
+    showgrid: true, ticklen: 3, nticks: many ? (direction === "y" ? 6 : 4) : width < NARROW ? 5 : 8,
+    exponentformat: "none", separatethousands: true,
   };
   if (spec.unit === "%") { made.tickformat = ",.3~%"; }
   if (spec.log) made.type = "log";
+  if (spec.step) Object.assign(made, { tick0: 0, dtick: spec.step * (width < NARROW ? 2 : 1) });
   if (spec.low !== undefined || spec.high !== undefined) {
     if (spec.low !== undefined && spec.high !== undefined) {
       const room = (spec.high - spec.low) * 0.04;
@@ -155,13 +157,18 @@ function axis(spec, { line, soft, width, many }, direction) {
     const longest = width < NARROW ? 13 : 28;
     made.tickvals = ticked(count, direction === "y" ? 60 : Math.floor(width / 26));
     const names = direction === "y" ? spec.categories : bare(spec.categories);
-    made.ticktext = made.tickvals.map((n) => shortened(names[n], direction === "y" ? longest : 8));
+    made.ticktext = made.tickvals.map((n) => plain(shortened(names[n], direction === "y" ? longest : 8)));
     made.range = direction === "y" ? [count - 0.4, -0.6] : [-0.5, count - 0.5];
     made.showgrid = direction === "y" && count <= 60;
     made.ticks = "";
     if (direction === "y") made.range = [count - 0.5, -0.5];
   }
   return made;
+}
+
+// Plotly takes what looks like a tag in a name for one.
+function plain(name) {
+  return name.replaceAll("<", "&lt;");
 }
 
 // "client 3" is "3" where all are clients: below an axis there is room for little.
