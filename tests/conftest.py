@@ -1,5 +1,6 @@
 """Makes the helpers in this folder importable from every test."""
 
+import gc
 import os
 import shutil
 import signal
@@ -18,6 +19,17 @@ settings.load_profile("unhurried")
 # A shell starts what runs in its background deaf to Ctrl-C, which children inherit: tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection() -> None:
+    """Look for no garbage among thousands of tests that are being collected, and all are kept."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:

@@ -358,6 +358,21 @@ def test_fit_writes_over_nothing_but_its_own_steps():
     assert tree.norm(tree.sub(fitted, stepped)) < 1e-6 < 1e-2 < tree.norm(tree.sub(fitted, given))
 
 
+def test_what_the_loss_of_a_single_client_does_not_use_stays_as_it_was():
+    networks, planner = {"main": Network(Dense())}, world([7], [0, 1, 0, 1, 1, 0, 1])
+    local = Local(networks, planner, torch.tensor(0), torch.tensor(1.0), torch.tensor(0.0), False)
+    given = {"unused": torch.ones(2), **networks["main"].params}
+
+    def loss(at, batch):
+        return local.loss({name: at[name] for name in networks["main"].params}, batch)
+
+    fitted = local.fit(loss, given, optim.sgd(0.1), batch=2)
+    local.restart()
+    plain = local.fit(local.loss, networks["main"].params, optim.sgd(0.1), batch=2)
+    assert tree.equal(fitted, {"unused": torch.ones(2), **plain})
+    assert not tree.equal(plain, networks["main"].params)
+
+
 def test_fit_of_a_single_client_steps_as_its_gradients_say_and_changes_nothing_given():
     """The last steps are padding: only those before them may be made in place."""
     torch.manual_seed(0)

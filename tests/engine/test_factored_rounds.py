@@ -42,14 +42,14 @@ class Dense(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def binaries(tmp_path_factory):
-    """Compile what is launched once for all cases."""
-    folder, found = tmp_path_factory.mktemp("binaries"), {}
+def binaries():
+    """Make what is launched once for all cases."""
+    found = {}
 
     def kernel(file, name, constants, shared):
         key = (file, name, constants)
         if key not in found:
-            found[key] = emulate.Kernel(folder, file, name, dict(constants))
+            found[key] = emulate.Kernel(file, name, dict(constants))
         return found[key]
 
     return kernel

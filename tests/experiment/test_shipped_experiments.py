@@ -67,6 +67,7 @@ def test_all_methods_of_a_table_run_on_the_embedded_data(tmp_path: Path) -> None
         *small,
         "data.source=embedded",
         "data.partition=persfl-ds1",
+        "model.hidden=8",  # a tenth of the time
         *(f"methods.{label}.rounds=1" for label in labels if "," not in label),
         *(f"methods.{label}.distil_epochs=1" for label in ("PersFL", "PersFL-GD")),
         "methods.FedAvg + FT.tune_epochs=1",

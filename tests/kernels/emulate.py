@@ -10,6 +10,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from idiolect.kernels import compiled
 
 COMPILER = shutil.which("g++")
+_OPTIONS = ("-O1", "-w", "-U_FORTIFY_SOURCE", "-std=c++17", "-shared", "-fPIC")
+_KEPT = Path(__file__).parents[2] / ".pytest_cache" / "kernels"
 
 _SHIM = """
 #include <string.h>
@@ -201,10 +204,25 @@ extern "C" void launch(const int* grid, int threads, int shared, void** argument
 """
 
 
+def _compiled(text: str) -> Path:
+    """Compile once what several tests, workers and runs of them launch."""
+    command = [COMPILER or "g++", *_OPTIONS]
+    name = hashlib.sha256("\n".join([*command, text]).encode()).hexdigest()[:24]
+    made = _KEPT / f"{name}.so"
+    if not made.exists():
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_KEPT) as folder:
+            source, binary = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+            source.write_text(text)
+            subprocess.run([*command, "-o", binary, source], check=True)
+            binary.replace(made)  # other workers find it whole, or not at all
+    return made
+
+
 class Kernel:
     """A kernel that is called as torch's compiled ones are, on tensors of a CPU."""
 
-    def __init__(self, folder: Path, file: str, name: str, constants: Mapping[str, Any]) -> None:
+    def __init__(self, file: str, name: str, constants: Mapping[str, Any]) -> None:
         text = compiled.source(file, constants)
         text = text.replace("extern __shared__ float4 memory[];", "float4* memory = shared_memory;")
         text = re.sub(
@@ -235,14 +253,7 @@ class Kernel:
         asked = [f"*({kind}*)given[{n}]" for n, kind in enumerate(kinds)]
         run = _RUN.replace("KERNEL", name).replace("ARGUMENTS", ", ".join(asked))
         whole = "\n".join([_SHIM, text, run])
-        stem = folder / hashlib.sha256(whole.encode()).hexdigest()[:16]
-        if not stem.with_suffix(".so").exists():
-            stem.with_suffix(".cpp").write_text(whole)
-            subprocess.run(
-                [COMPILER or "g++", "-O1", "-w", "-U_FORTIFY_SOURCE", "-std=c++17", "-shared",
-                 "-fPIC", "-o", stem.with_suffix(".so"), stem.with_suffix(".cpp")], check=True,
-            )  # fmt: skip
-        self._launch = ctypes.CDLL(str(stem.with_suffix(".so"))).launch
+        self._launch = ctypes.CDLL(str(_compiled(whole))).launch
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
@@ -260,12 +271,12 @@ class Kernel:
         self._launch((ctypes.c_int * 3)(*grid), block[0], shared_mem, places)
 
 
-def use(patch: pytest.MonkeyPatch, folder: Path) -> None:
+def use(patch: pytest.MonkeyPatch) -> None:
     """Run on this CPU whatever is launched, and take any tensor to be one on a GPU."""
 
     @functools.cache
     def kernel(file: str, name: str, constants: tuple[tuple[str, Any], ...], shared: int) -> Kernel:
-        return Kernel(folder, file, name, dict(constants))
+        return Kernel(file, name, dict(constants))
 
     patch.setattr(compiled, "kernel", kernel)
     patch.setattr(compiled, "make_current", lambda: None)

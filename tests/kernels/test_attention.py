@@ -12,11 +12,11 @@ PLACES, NUMBERS = 5, 4
 
 
 @pytest.fixture(params=["short 1", "short 2"])
-def kernels(request, monkeypatch, tmp_path):
+def kernels(request, monkeypatch):
     """Run the CUDA source, thread by thread on a CPU."""
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
 
     def chosen(task, sizes, forms, *inputs):
         return forms()[request.param](*inputs, sizes)

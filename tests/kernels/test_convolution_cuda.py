@@ -1,6 +1,5 @@
 """The CUDA sources, run thread by thread on a CPU, against torch's own convolutions."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import emulate
@@ -17,9 +16,9 @@ TASKS = ["convolve", "conv_relu", "input_gradient", "weight_gradient", "conv_rel
 
 
 @pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile for the CPU what would be compiled for the GPU, which then has 3 processors."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     chip = SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
 
@@ -135,9 +134,9 @@ def test_depthwise_kernels_equal_the_plain_form(
 
 @pytest.mark.parametrize("size", [(6, 8), (7, 5), (5, 6)])
 def test_gradients_through_relu_and_pooling(
-    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     y = torch.randn(2, 3, 4, *size)
     y[0, 0, 0, 0, 0] = float("nan")

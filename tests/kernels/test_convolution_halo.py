@@ -1,7 +1,5 @@
 """Convolutions by the matrix units of Hopper against the grouped convolution."""
 
-from pathlib import Path
-
 import emulate
 import pytest
 import torch
@@ -35,10 +33,10 @@ def _hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_equal_the_grouped_convolution(
-    shape: ConvShape, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernels: Path
+    shape: ConvShape, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As near as TF32, or the rounding of the result, allows; images stay with channels last."""
-    emulate.use(monkeypatch, kernels)
+    emulate.use(monkeypatch)
     s, near = shape, 2e-3 if kind == torch.bfloat16 else 4e-4
     for task, given in operands(s, kind).items():
         exact = PLAIN[task](*(one.double() for one in given), s)

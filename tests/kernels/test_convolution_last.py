@@ -1,7 +1,5 @@
 """Convolutions on matrix units with channels last against the grouped convolution."""
 
-from pathlib import Path
-
 import emulate
 import pytest
 import torch
@@ -27,10 +25,10 @@ SHAPES = [
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_equal_the_grouped_convolution(
-    shape: ConvShape, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch, kernels: Path
+    shape: ConvShape, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As near as TF32, or the rounding of the result, allows; images stay with channels last."""
-    emulate.use(monkeypatch, kernels)
+    emulate.use(monkeypatch)
     s, near = shape, 2e-3 if kind == torch.bfloat16 else 4e-4
     for task, given in operands(s, kind).items():
         exact = PLAIN[task](*(one.double() for one in given), s)
@@ -104,11 +102,9 @@ def test_only_where_products_may_be_rounded() -> None:
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("task", ["convolve", "weight_gradient"])
-def test_rounded_products_see_nan_of_all_bits(
-    task: str, monkeypatch: pytest.MonkeyPatch, kernels: Path
-) -> None:
+def test_rounded_products_see_nan_of_all_bits(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU makes it: adding half a unit to its bits would make it -0."""
-    emulate.use(monkeypatch, kernels)
+    emulate.use(monkeypatch)
     s = ConvShape(1, 1, 16, 5, 5, 16, 3, 3, 1, 1)
     x, w = torch.ones(1, 1, 16, 5, 5), torch.ones(1, 16, 16, 3, 3)
     x.view(torch.int32)[0, 0, 0, 2, 2] = 0x7FFFFFFF

@@ -52,9 +52,9 @@ def test_every_form_is_the_grouped_convolution(shape, task, float64):
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypatch, tmp_path):
+def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypatch):
     """Gradients by weights come back in single precision, without gaps; so do plain ones."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(convolution_library, "_on_gpu", lambda w: True)
     torch.manual_seed(0)
     shape = SHAPES[0]._replace(channels=32)
@@ -74,9 +74,9 @@ def test_on_a_gpu_weights_change_their_order_in_one_launch(task, kind, monkeypat
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("task", ["convolve", "input_gradient", "weight_gradient"])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path):
+def test_products_of_rows_are_the_convolution(task, kind, monkeypatch):
     """Of rows for every pixel, made and added up by our kernels; images stay with channels last."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     for s in (
         ConvShape(3, 2, 32, 6, 5, 40, 3, 3, 1, 1),
         ConvShape(2, 3, 40, 7, 8, 32, 3, 3, 2, 1),
@@ -94,9 +94,9 @@ def test_products_of_rows_are_the_convolution(task, kind, monkeypatch, tmp_path)
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_a_convolution_may_be_a_gradient_of_another(kind, monkeypatch, tmp_path):
+def test_a_convolution_may_be_a_gradient_of_another(kind, monkeypatch):
     """Of weights as a step leaves them too; only deep ones of stride 1 are offered."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     for s in (
         ConvShape(2, 2, 128, 4, 3, 130, 3, 3, 1, 1),
         ConvShape(2, 1, 128, 5, 6, 128, 4, 4, 1, 1),

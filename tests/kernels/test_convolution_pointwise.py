@@ -1,7 +1,5 @@
 """1×1 convolutions on matrix units with channels first against the grouped convolution."""
 
-from pathlib import Path
-
 import emulate
 import pytest
 import torch
@@ -21,10 +19,10 @@ SHAPES = [
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_equal_the_grouped_convolution(
-    shape: ConvShape, rounded: bool, monkeypatch: pytest.MonkeyPatch, kernels: Path
+    shape: ConvShape, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To single precision, or to that of TF32 where products may be rounded."""
-    emulate.use(monkeypatch, kernels)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(convolution_pointwise, "_rounded", lambda: rounded)
     torch.manual_seed(0)
     s, near = shape, 4e-4 if rounded else 2e-6

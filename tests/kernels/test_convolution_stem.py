@@ -1,7 +1,5 @@
 """Convolutions of pictures of a few channels against the grouped convolution."""
 
-from pathlib import Path
-
 import emulate
 import pytest
 import torch
@@ -26,10 +24,10 @@ SHAPES = [
 @pytest.mark.parametrize("many", [1, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kernels_equal_the_grouped_convolution(
-    shape: ConvShape, many: int, monkeypatch: pytest.MonkeyPatch, kernels: Path
+    shape: ConvShape, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As near as bfloat16 is, in one part or several, however pictures lie."""
-    emulate.use(monkeypatch, kernels)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(convolution_stem, "processors", lambda x: many)
     s, pairs = shape, operands(shape, torch.bfloat16)
     (x, w), (g, _) = pairs["convolve"], pairs["weight_gradient"]

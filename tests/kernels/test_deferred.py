@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import emulate
@@ -239,11 +238,9 @@ def test_methods_need_not_know(
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("shared", [True, False])
-def test_kernels_add_it_to_weights(
-    shared: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_kernels_add_it_to_weights(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights may be the same for all clients, as in the first step of a round."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     for sizes in (LinearSizes(3, 5, 136, 9), LinearSizes(2, 7, 37, 10), LinearSizes(2, 5, 516, 70)):
         groups, examples, inside, outside = sizes
@@ -256,14 +253,12 @@ def test_kernels_add_it_to_weights(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_a_kernel_that_is_given_it_gets_it_computed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_kernel_that_is_given_it_gets_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Known(Deferred):
         def make(self) -> Tensor:
             return torch.arange(12.0).view(2, 6)
 
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     late: Tensor = DeferredTensor(Known((2, 6), torch.zeros(1)))
     zeros = torch.zeros(2, 6)
     far = fused_tree_ops._launched_distance([late, zeros], [zeros, zeros])
@@ -330,7 +325,7 @@ def steps_of_a_network(params: Params, x: Tensor, more: Tensor) -> Params:
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("full", [1, 10**6])
 def test_one_launch_adds_all_gradients_up(
-    kind: torch.dtype, full: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: torch.dtype, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products of dense layers, sums over examples and over parts, all in the step."""
     torch.manual_seed(0)
@@ -350,7 +345,7 @@ def test_one_launch_adds_all_gradients_up(
     monkeypatch.setattr(linear, "_put_off", lambda gradient, x: True)
     monkeypatch.setattr(fused_tree_ops, "_FULL", full)
     monkeypatch.setattr(linear._Gradients, "made", None)  # which nobody may read
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(fused_tree_ops, "launch", counted)
     monkeypatch.setattr(tree, "_in_one_launch", lambda xs, ys: True)
     found = work(params, *(one.to(kind) for one in given))
@@ -361,11 +356,9 @@ def test_one_launch_adds_all_gradients_up(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_what_is_deferred_may_be_stepped_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_deferred_may_be_stepped_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where weight decay is added to a gradient."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     x, gradient = torch.randn(2, 3, 8), torch.randn(2, 3, 5)
     late = DeferredTensor(linear._WeightGradient(linear._Gradients(gradient, x)))
     w = torch.randn(2, 5, 8)

@@ -5,7 +5,6 @@ by thread, on a CPU. Both are mapped, differentiated, and differentiated again.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import emulate
 import pytest
@@ -21,13 +20,13 @@ Fn = Callable[..., Tensor]
 
 
 @pytest.fixture(params=["plain", "kernels"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take either branch; the tests' numbers are double, as are the kernels then."""
     if request.param == "plain":
         return
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
 
 
 def draw(*shape: int) -> Tensor:
@@ -66,11 +65,11 @@ def test_the_loss_and_its_gradients(way: None, shape: tuple[int, ...]) -> None:
     assert vmap(grad(taken))(*given)[0].abs().max() > 0.01
 
 
-def test_the_loss_of_many_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_loss_of_many_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large vocabulary each row's loss is a warp's, of several blocks."""
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(cross_entropy, "_MANY", 0)
     given = batch(40)
     alike(vmap(taken)(*given), vmap(written)(*given))

@@ -3,8 +3,6 @@
 All through an emulator.
 """
 
-from pathlib import Path
-
 import emulate
 import numpy as np
 import pytest
@@ -18,8 +16,8 @@ pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to r
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate.use(monkeypatch, tmp_path)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate.use(monkeypatch)
     monkeypatch.setattr(compiled, "_failed", set())
 
 
@@ -127,9 +125,8 @@ def test_taken_and_decoded(
     shape: tuple[int, ...],
     shifts: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     x = torch.randint(256, (9, *shape), dtype=torch.uint8)
     y = torch.arange(9)

@@ -1,7 +1,6 @@
 """Stacked group normalisation against torch's own, plain and as the kernels do it."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import emulate
@@ -141,10 +140,10 @@ SHAPES = [
 @pytest.mark.parametrize("least", [0, 1])
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_kernels_equal_the_plain_form(
-    sizes: GroupNormSizes, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a block holds what it has read."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     images = (sizes.groups, sizes.images, sizes.channels, sizes.pixels)
     x, gradient = torch.randn(images) + 3, torch.randn(images)
@@ -163,11 +162,9 @@ def test_kernels_equal_the_plain_form(
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("least", [0, 1])
-def test_a_gradient_is_read_where_it_is(
-    least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gradient_is_read_where_it_is(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other channel of larger images, as after a shuffle of channels."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     sizes = GroupNormSizes(2, 3, 6, 64, 2, 1e-5, True)
     x, whole = torch.randn(2, 3, 6, 64), torch.randn(2, 3, 6, 2, 64)
@@ -187,9 +184,9 @@ def test_a_gradient_is_read_where_it_is(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken client must be found out, and leave the others alone."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     sizes = GroupNormSizes(2, 1, 2, 4, 1, 1e-5, True)
     x = torch.randn(2, 1, 2, 4)
     x[0, 0, 0, 0] = torch.nan
@@ -211,13 +208,13 @@ def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     ],
 )
 def test_kernels_with_channels_last_and_bfloat16(
-    sizes: GroupNormSizes, half: bool, least: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: GroupNormSizes, half: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order in memory is kept where the kernels suit it, and precision that of the images.
 
     A block has all of an image, or some pieces that it holds (`least` bytes of a pixel).
     """
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     groups, images, channels, pixels, *_ = sizes
     x = group_norm._ordered_last(torch.randn(groups, images, channels, pixels))
@@ -240,13 +237,11 @@ def test_kernels_with_channels_last_and_bfloat16(
         torch.testing.assert_close(left, right, rtol=near, atol=near)
 
 
-def test_bfloat16_is_rounded_to_the_nearest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_bfloat16_is_rounded_to_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit as torch rounds: factors of one and pieces of one leave the gradient's own."""
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     sizes = GroupNormSizes(1, 1, 2, 600, 1, 1e-5, False)
     x, g = torch.zeros(1, 1, 2, 600).bfloat16(), torch.randn(1, 1, 2, 600)
@@ -264,10 +259,10 @@ def test_bfloat16_is_rounded_to_the_nearest(
 
 
 def test_the_kernel_for_channels_last_is_compared_for_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A form that is right in the plain order says nothing about the other order's kernel."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     sizes, asked = GroupNormSizes(3, 2, 8, 49, 2, 1e-5, True), list[str]()
 
     def by_kernel(task: str, sizes: GroupNormSizes, forms: Any, *inputs: Any) -> Any:
@@ -284,9 +279,9 @@ def test_the_kernel_for_channels_last_is_compared_for_itself(
     assert asked == ["normalise", "gradient", *last]
 
 
-def test_what_relu_cut_off_is_seen_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_relu_cut_off_is_seen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel makes y anew, the plain form reads it: of random inputs it is what it would be."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     sizes = GroupNormSizes(2, 3, 6, 64, 2, 1e-5, True)
     images, factors, pieces = torch.empty(2, 3, 6, 64), torch.empty(2, 6), torch.empty(2, 3, 2)
     given = (images, images, factors, pieces, pieces, images.clone(), factors, sizes)

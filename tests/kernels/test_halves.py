@@ -1,7 +1,6 @@
 """Halves of channels, parted and joined, against torch's operations."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import emulate
 import pytest
@@ -15,9 +14,9 @@ CLIENTS, IMAGES, CHANNELS = 3, 2, 6
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let tensors on a CPU take the way they take on a GPU; count launches."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(halves, "float32_on_cuda", lambda x: True)
     seen: list[int] = []
 

@@ -14,13 +14,13 @@ CLIENTS = 3
 
 
 @pytest.fixture(params=["plain", "kernels"])
-def way(request, monkeypatch, tmp_path):
+def way(request, monkeypatch):
     """Take either form: torch's operations, or the CUDA source, thread by thread on a CPU."""
     if request.param == "plain":
         return
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
 
     def last(task, sizes, forms, *inputs):
         return list(forms().values())[-1](*inputs, sizes)

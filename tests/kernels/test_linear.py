@@ -1,7 +1,6 @@
 """Stacked dense layers against torch's own, plain and as the kernels do it."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import emulate
 import pytest
@@ -126,9 +125,9 @@ def test_plain_layers_alone_are_replaced() -> None:
     ],
 )
 def test_kernels_equal_the_plain_form(
-    sizes: LinearSizes, task: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: LinearSizes, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     groups, examples, inside, outside = sizes
     many = torch.randn(groups, 2, examples, inside)
@@ -155,9 +154,9 @@ def test_kernels_equal_the_plain_form(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_no_number_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's ReLU does: a broken client must be found out."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     sizes = LinearSizes(1, 2, 8, 3)
     x, w, b = torch.randn(1, 2, 8), torch.randn(1, 3, 8), torch.randn(1, 3)
     x[0, 1, 4] = float("nan")

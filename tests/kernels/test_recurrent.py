@@ -1,7 +1,6 @@
 """Stacked recurrent layers against torch's own, in double precision; the CUDA source on a CPU."""
 
 import copy
-from pathlib import Path
 
 import emulate
 import pytest
@@ -155,10 +154,10 @@ def test_what_is_left_to_torch():
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("celled", [False, True])
 @pytest.mark.parametrize("kind", ["tanh", "relu", "gru", "lstm"])
-def test_kernels_equal_the_plain_form(kind, celled, monkeypatch, tmp_path: Path):
+def test_kernels_equal_the_plain_form(kind, celled, monkeypatch):
     if celled and kind != "lstm":
         pytest.skip("only an LSTM has cells")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     gates = {"gru": 3, "lstm": 4}.get(kind, 1)
     torch.manual_seed(0)
     ahead = torch.randn(2, 3, 5, gates * 6)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -323,10 +322,9 @@ def test_kernels_equal_the_plain_form(
     kind: torch.dtype,
     least: int,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
     """Rounded once, where torch rounds after each operation."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     x, gradient, second, seen = drawn(sizes, kind)
     w, b = torch.randn(2, sizes.groups, sizes.channels)
     exact = group_norm.plain_normalise_and_add(x, w, b, second, sizes)
@@ -351,10 +349,8 @@ def test_kernels_equal_the_plain_form(
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
-def test_a_sum_that_others_read_first(
-    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    emulate.use(monkeypatch, tmp_path)
+def test_a_sum_that_others_read_first(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate.use(monkeypatch)
     one, other, seen, _ = drawn(SHAPES[0]._replace(pixels=50), kind)
     seen[0, 0, 0, :3] = torch.tensor([0.0, -0.0, float("nan")])
     made = residual._masked_sum(one, other, seen)
@@ -363,11 +359,9 @@ def test_a_sum_that_others_read_first(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_networks_run_by_the_kernels(
-    tasks: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_networks_run_by_the_kernels(tasks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In single precision, near torch's."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     used: list[str] = []
 
     def by_kernel(task: str, sizes: GroupNormSizes, forms: Any, *inputs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Means without some rows, in one pass, against the same written out."""
 
-from pathlib import Path
 from typing import Any
 
 import emulate
@@ -16,9 +15,9 @@ pytestmark = pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to r
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Take every leaf for one on a GPU; return what is launched."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     launched: list[str] = []
 
     def launch(file: str, name: str, *given: Any) -> None:

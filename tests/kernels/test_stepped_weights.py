@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import emulate
@@ -90,7 +89,7 @@ def second(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     ("half", "near", "beside"), [(False, 2e-5, False), (False, 2e-5, True), (True, 0.2, True)]
 )
 def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
-    half: bool, near: float, beside: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    half: bool, near: float, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every use the copy in bfloat16 is that of the weights, also where steps are padding.
 
@@ -127,7 +126,7 @@ def test_rounds_by_stepped_weights_are_those_of_the_sequential_backend(
     fed, ends = federation([9, 14, 4], (3, 4, 4)), []
     for kind in ("sequential", "vectorised"):
         if kind == "vectorised":
-            emulate.use(monkeypatch, tmp_path)
+            emulate.use(monkeypatch)
             for where, name, stand_in in (
                 (convolution, "halved_on_cuda", lambda x: half),
                 (convolution, "float32_on_cuda", lambda x: True),

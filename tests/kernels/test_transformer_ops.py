@@ -11,13 +11,13 @@ from idiolect.kernels.transformer_ops import Angles, gated, rotated
 
 
 @pytest.fixture(params=["plain", "kernels"])
-def way(request, monkeypatch, tmp_path):
+def way(request, monkeypatch):
     """Take either branch: torch's operations, or the CUDA source, thread by thread on a CPU."""
     if request.param == "plain":
         return
     if emulate.COMPILER is None:
         pytest.skip("needs g++ to run CUDA sources")
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(transformer_ops, "_suits", lambda x: True)
 
 

@@ -18,9 +18,9 @@ from idiolect.kernels.deferred import DeferredTensor
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sizes", [(2, 6, 3, 3, 3), (1, 72, 20, 3, 3), (3, 16, 40, 1, 1)])
 def test_kernels_equal_copies(
-    sizes: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sizes: tuple[int, ...], kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     w, like = torch.randn(sizes), torch.empty(0, dtype=kind)
     channels = sizes[2] + sizes[2] % 4
@@ -38,11 +38,9 @@ def test_kernels_equal_copies(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_rounded_weights_are_numbers_of_tf32(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rounded_weights_are_numbers_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Larger by what the other factor, cut off to TF32, is less: products are right on average."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     torch.manual_seed(0)
     w, x = torch.randn(1, 64, 64, 3, 3), torch.randn(1, 64, 3, 3, 64)
     laid = weight_order.turned(w, torch.empty(0), rounded=True)
@@ -57,12 +55,12 @@ def test_rounded_weights_are_numbers_of_tf32(
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("half", [True, False])
 def test_a_step_leaves_weights_in_the_order_of_their_gradient(
-    kind: torch.dtype, half: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: torch.dtype, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first from weights that all clients share, in torch's order; nothing is put back."""
     if kind == torch.bfloat16 and not half:
         return  # parts are single precision where products are not bfloat16
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     monkeypatch.setattr(weight_order, "put_back", None)
     torch.manual_seed(0)
     w, other = torch.randn(8, 6, 3, 3), torch.randn(4, 3)
@@ -107,8 +105,8 @@ def test_weights_that_were_changed_have_no_copy_any_more() -> None:
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_one_row_for_all_is_laid_out_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    emulate.use(monkeypatch, tmp_path)
+def test_one_row_for_all_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate.use(monkeypatch)
     w, like = torch.randn(1, 8, 6, 3, 3), torch.empty(0, dtype=torch.bfloat16)
     shared = w.expand(3, *w.shape[1:])
     exact = shared.permute(0, 1, 3, 4, 2).bfloat16()
@@ -119,11 +117,9 @@ def test_one_row_for_all_is_laid_out_once(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_a_gradient_is_put_back_for_whatever_else_reads_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_gradient_is_put_back_for_whatever_else_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And for a step, where channels were filled up."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     parts = torch.randn(2, 3, 8, 3, 3, 8)
     dw = weight_order.gradient(parts, 6, half=True)
     exact = parts.sum(0)[..., :6].permute(0, 1, 4, 2, 3)
@@ -135,9 +131,9 @@ def test_a_gradient_is_put_back_for_whatever_else_reads_it(
 
 
 @pytest.mark.skipif(emulate.COMPILER is None, reason="needs g++ to run CUDA sources")
-def test_weights_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weights_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As parts of a longer row do, while kernels read 8 or 16 bytes at a time."""
-    emulate.use(monkeypatch, tmp_path)
+    emulate.use(monkeypatch)
     own = weight_order.launch
 
     def watched(file: str, name: str, *rest: Any) -> None:

@@ -89,6 +89,23 @@ def test_the_mean_of_the_last_test_rounds_is_of_ten_scored_ones(outcome):
     assert late["mean"] == late["weighted_mean"] == [pytest.approx((0.63 + 0.5) / 10)]
 
 
+def test_metrics_are_written_as_they_are_without_pandas(outcome, tmp_path, monkeypatch):
+    """Texts of any length, and numbers; pyarrow.array would import pandas where it is installed."""
+    named = replace(outcome.members[0], names=["", "Zürich 東京"])
+    outcome = replace(outcome, members=[named], label="Ümlaut")
+    monkeypatch.setattr("pyarrow.array", None)
+    document.write_metrics(tmp_path, [outcome])
+    table = parquet.read_table(tmp_path / document.METRICS_FILE)
+    assert table.num_rows and table.column("value").type == "double"
+    rows = table.to_pylist()
+    assert [row["client"] for row in rows] == ["", "Zürich 東京"] * (len(rows) // 2)
+    assert {row["method"] for row in rows} == {"Ümlaut"}
+    assert {row["seed"] for row in rows} == {named.seed}
+    validated = [row for row in rows if (row["metric"], row["split"]) == ("accuracy", "val")]
+    first = [(row["round"], row["value"]) for row in validated if row["round"] < 30]
+    assert first == [(10, 0.2), (10, 0.4), (20, 0.8), (20, 0.6)]
+
+
 def test_final_scores_on_validation_data_are_not_written_as_test_scores(outcome, tmp_path):
     document.write_metrics(tmp_path, [outcome])
     rows = parquet.read_table(tmp_path / document.METRICS_FILE).to_pylist()

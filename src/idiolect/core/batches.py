@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, Required, TypedDict
 import torch
 from torch import Tensor, nn
 
+from idiolect.core.tree import transformed
 from idiolect.kernels import gpu_batches
 
 
@@ -59,6 +60,8 @@ class Pool(NamedTuple):
         """Return examples as they are stored."""
         if rows.is_cuda:
             return self.x[rows]
+        if rows.dim() == 1 and not transformed():
+            return torch.index_select(self.x, 0, rows)
         # On a CPU an index copies number by number, and a lookup whole rows, mapped or not.
         taken = nn.functional.embedding(rows, self.x.reshape(len(self.x), -1))
         return taken.reshape(*rows.shape, *self.x.shape[1:])

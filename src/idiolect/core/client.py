@@ -589,7 +589,7 @@ class Local:
         if self._channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         self._last_batch = (x, weight)
-        inner = 0 if y.is_floating_point() else y.dim() - weight.dim()
+        inner = 0 if y.dtype.is_floating_point else y.dim() - weight.dim()
         if inner:  # a label for each place of a sequence
             weight = weight.reshape(*weight.shape, *[1] * inner) * (y >= 0).to(weight.dtype)
             y = y.clamp(min=0)  # any class will do where nothing is counted
@@ -609,10 +609,14 @@ def _descent(
         leaf.requires_grad_()
     with torch.enable_grad():
         value = objective(dict(zip(params, leaves, strict=True)))
-    found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(value, leaves, allow_unused=True)
     for leaf in leaves:
         leaf.requires_grad_(False)
-    torch._foreach_add_(leaves, found, alpha=-rate)
+    moved = leaves
+    if any(own is None for own in found):  # a parameter that the loss does not use
+        moved = [leaf for leaf, own in zip(leaves, found, strict=True) if own is not None]
+        found = tuple(own for own in found if own is not None)
+    torch._foreach_add_(moved, found, alpha=-rate)
     return dict(zip(params, leaves, strict=True))
 
 

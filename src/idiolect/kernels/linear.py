@@ -50,7 +50,9 @@ class StackedLinear(nn.Linear):
 
 def stacked_linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """Do what torch's function of these arguments does."""
-    given = None if b is None or x.dim() < 2 else _prepared(x.flatten(0, -2), w, b)
+    given = None
+    if b is not None and x.dim() > 1 and _on_cuda(x):
+        given = _prepared(x.flatten(0, -2), w, b)
     if given is None:
         if b is not None and beneath.suits_linear(x, w, b):
             return beneath.linear(x, w, b)
@@ -83,7 +85,7 @@ def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
     ours = isinstance(layer, StackedLinear) and x.dim() == 2
     given = _prepared(x, layer.weight, layer.bias) if ours else None
     if given is None:
-        return layer(x).relu()  # type: ignore[no-any-return]
+        return torch.relu(layer(x))
     with torch.autocast(x.device.type, enabled=False):
         y: Tensor = call(_LinearReLU, *(one[None] for one in given))
     return y.squeeze(0)

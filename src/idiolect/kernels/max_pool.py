@@ -126,7 +126,7 @@ class _HostConvReLUPool(Function):
         else:
             weight, y = w, torch.conv2d(x, w, bias, [1, 1], ctx.padding)
         pooled, across, down = _largest(_channels(y) if ctx.joins else _columns(y))
-        pooled, ctx.size = pooled.clamp_min_(0), y.shape
+        pooled, ctx.size = torch.clamp_min_(pooled, 0), y.shape
         ctx.save_for_backward(x, w, bias, weight, pooled, across, down)
         return pooled
 
@@ -144,9 +144,9 @@ class _HostConvReLUPool(Function):
             y, x, weight, None, stride, ctx.padding, [1, 1], False, [0, 0], 1, wanted
         )
         if by_w and ctx.joins:
-            left, right = dw.chunk(2)
+            left, right = torch.chunk(dw, 2)
             dw = left[..., :-1] + right[..., 1:]
-        return dx, dw, gradient.sum((0, 2, 3)) if by_bias else None, None
+        return dx, dw, torch.sum(gradient, (0, 2, 3)) if by_bias else None, None
 
 
 class _InnerConvReLUPool(Function):
@@ -158,7 +158,7 @@ class _InnerConvReLUPool(Function):
         # With channels last, the convolution would round equal pixels each in its own way.
         y = _last(torch.conv2d(x, w, bias, [1, 1], ctx.padding))
         largest, which = torch.ops.aten.max_pool2d_with_indices(y, [2, 2])
-        pooled: Tensor = largest.contiguous().clamp_min_(0)  # what follows may want a view of it
+        pooled = torch.clamp_min_(largest.contiguous(), 0)  # what follows may want a view of it
         ctx.save_for_backward(x, w, bias, y, pooled, which)
         return pooled
 
@@ -179,11 +179,11 @@ class _InnerConvReLUPool(Function):
         by_x, by_w, by_bias, _ = ctx.needs_input_grad
         dx = by(y.contiguous(), x, True, False)[0] if by_x else None
         dw = by(y, _last(x), False, True)[1] if by_w else None
-        return dx, dw, gradient.sum((0, 2, 3)) if by_bias else None, None
+        return dx, dw, torch.sum(gradient, (0, 2, 3)) if by_bias else None, None
 
 
 def _last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+    return torch.clone(x, memory_format=torch.channels_last)
 
 
 def _plain(padding: list[int], x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def _plain(padding: list[int], x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 
 def _channels(y: Tensor) -> Columns:
     """Return the left and the right column of all windows, where they are channels."""
-    left, right = y.chunk(2, 1)
+    left, right = torch.chunk(y, 2, 1)
     return left, right
 
 

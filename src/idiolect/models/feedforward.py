@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +35,7 @@ class DNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
-        logits: Tensor = self.fc2(linear_relu(self.fc1, x.flatten(1)))
+        logits: Tensor = self.fc2(linear_relu(self.fc1, torch.flatten(x, 1)))
         return logits
 
 
@@ -54,7 +55,7 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
         x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
-        logits: Tensor = self.fc3(linear_relu(self.fc2, linear_relu(self.fc1, x.flatten(1))))
+        logits: Tensor = self.fc3(linear_relu(self.fc2, linear_relu(self.fc1, torch.flatten(x, 1))))
         return logits
 
 
@@ -72,7 +73,7 @@ class McMahanCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [example, class]."""
         x = conv_relu_pool(self.conv2, conv_relu_pool(self.conv1, x))
-        logits: Tensor = self.fc2(linear_relu(self.fc1, x.flatten(1)))
+        logits: Tensor = self.fc2(linear_relu(self.fc1, torch.flatten(x, 1)))
         return logits
 
 

@@ -457,11 +457,26 @@ def write_metrics(folder: Path, outcomes: Sequence[Outcome]) -> None:
         }
     )
 
+    def numbers(kind: Any, values: Any) -> Any:
+        """Take numbers as they lie in memory: `pa.array` would import pandas, where it is."""
+        held = np.ascontiguousarray(values, str(kind).replace("double", "float64"))
+        return pa.Array.from_buffers(kind, len(held), [None, pa.py_buffer(held)])
+
+    def texts(values: Sequence[str]) -> Any:
+        """Do the same for texts, which lie one after the other."""
+        coded = [value.encode() for value in values]
+        ends = np.cumsum([0, *map(len, coded)], dtype=np.int32)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(coded))]
+        return pa.Array.from_buffers(pa.string(), len(coded), buffers)
+
     def column(kind: Any, value: Any, rows: int) -> Any:
         """Make a column without a Python object for each of its rows."""
         if kind == word:
-            return pa.DictionaryArray.from_arrays(np.zeros(rows, np.int32), pa.array([value]))
-        return pa.array(np.full(rows, value) if isinstance(value, int) else value, kind)
+            here = numbers(pa.int32(), np.zeros(rows))
+            return pa.DictionaryArray.from_arrays(here, texts([value]))
+        if kind == pa.string():
+            return texts(value)
+        return numbers(kind, np.full(rows, value) if isinstance(value, int) else value)
 
     tables = [
         pa.table({one.name: column(one.type, own[one.name], len(own["client"])) for one in schema})
