@@ -10,11 +10,17 @@ import worlds
 from idiolect.aggregation import RULES
 from idiolect.aggregation.aggregator import Aggregated
 from idiolect.aggregation.attacks import Attacked, SignFlip
+from idiolect.aggregation.private_mean import Private
 from idiolect.core import tree
 from idiolect.core.capabilities import sums
 from idiolect.core.method import Method, Report, mean_report
 from idiolect.engine.client_group import GroupResult
-from idiolect.engine.server_update import sum_reports, summable, without_rows
+from idiolect.engine.server_update import (
+    guarded_server_step,
+    sum_reports,
+    summable,
+    without_rows,
+)
 from idiolect.methods import METHODS, FedAvg, FedPer
 from test_laws import made
 
@@ -124,3 +130,16 @@ def test_rows_are_copied_only_to_leave_some_out() -> None:
     assert without_rows(reports, none) is reports
     assert without_rows(reports, second).params["w"].tolist() == [[1, 2], [0, 0]]
     assert reports.params["w"].isnan().any()
+
+
+def test_of_a_cohort_that_is_broken_as_a_whole_only_noise_is_left():
+    """A mean keeps the state as it was; a private sum of nobody still has its noise."""
+    start = worlds.simulation(FedAvg(), worlds.federation()).states[0]
+    spoilt = Report(tree.repeat(tree.map(torch.ones_like, start), 2), torch.ones(2))
+    cohort, bad = torch.tensor([0, 3]), torch.tensor([True, True])
+    kept = guarded_server_step(FedAvg(), start, cohort, spoilt, bad)
+    assert all(torch.equal(kept[name], leaf) for name, leaf in start.items())
+    private = Aggregated(FedAvg(), Private(clip=1.0, noise=1.0, cohort=2.0, force=True))
+    state = worlds.simulation(private, worlds.federation()).states[0]
+    noised = guarded_server_step(private, state, cohort, spoilt, bad)
+    assert all((noised.inner[name] != leaf).all() for name, leaf in state.inner.items())
