@@ -459,13 +459,13 @@ def write_metrics(folder: Path, outcomes: Sequence[Outcome]) -> None:
 
     def numbers(kind: Any, values: Any) -> Any:
         """Take numbers as they lie in memory: `pa.array` would import pandas, where it is."""
-        held = np.ascontiguousarray(values, str(kind).replace("double", "float64"))
+        held: Any = np.ascontiguousarray(values, str(kind).replace("double", "float64"))
         return pa.Array.from_buffers(kind, len(held), [None, pa.py_buffer(held)])
 
     def texts(values: Sequence[str]) -> Any:
         """Do the same for texts, which lie one after the other."""
         coded = [value.encode() for value in values]
-        ends = np.cumsum([0, *map(len, coded)], dtype=np.int32)
+        ends: Any = np.cumsum([0, *map(len, coded)], dtype=np.int32)
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(coded))]
         return pa.Array.from_buffers(pa.string(), len(coded), buffers)
 
