@@ -241,7 +241,7 @@ def _curves(outcomes: Sequence[Outcome], own: Metric) -> Chart | None:
         f"validation {shown.title if shown else 'loss'}", "%" if own.percent and shown else ""
     )
     title = f"Validation {shown.title if shown else 'loss'} over the rounds, mean over clients"
-    panel = Panel("", of_rounds(max(max(mark.x) for mark in marks)), axis)
+    panel = Panel("", of_rounds(max(round for _, _, round, _ in rows)), axis)
     return Chart("curve", title, "", [panel], marks, ("method", "model", "round", name), rows, 260)
 
 
