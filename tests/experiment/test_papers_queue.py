@@ -100,3 +100,24 @@ def test_more_seeds_join_only_when_their_line_is_done(
     monkeypatch.setattr(run_papers.subprocess, "run", record)
     run_papers.keep(out)
     assert ran == [["collect", "first=other"], ["collect", "whole=run+"], ["write"], []]
+
+
+def test_scores_along_the_way_weigh_clients_by_their_test_rows(
+    scripts: None, tmp_path: Path
+) -> None:
+    import pandas
+    from reproduce_pfml import _global_on_test
+
+    clients = [{"client": "a", "test": 1}, {"client": "b", "test": 3}, {"client": "c", "test": 0}]
+    seeds = [{"seed": seed, "clients": clients} for seed in (4, 5)]
+    (tmp_path / "result.json").write_text(json.dumps({"methods": {"PFML": {"seeds": seeds}}}))
+    scores = [
+        (seed, 7, name, v + seed / 100) for seed in (4, 5) for name, v in (("a", 0), ("b", 0.4))
+    ]
+    rows = pandas.DataFrame(scores, columns=["seed", "round", "client", "value"])
+    rows = rows.assign(method="PFML", model="global", metric="accuracy", split="test_curve")
+    pandas.concat([rows, rows.assign(split="val", value=1.0)]).to_parquet(
+        tmp_path / "metrics.parquet"
+    )
+
+    assert _global_on_test(tmp_path) == {"PFML": {"7": [0.34, 0.35]}}
