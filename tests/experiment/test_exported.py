@@ -260,7 +260,7 @@ def test_photographs_to_onnx(tmp_path):
     out = tmp_path / "model.onnx"
     invoke("export", tmp_path / "run", "--client", "user1", "--out", out)
     model = make_model(find_model(tmp_path / "run", "user1"))
-    pixels = np.asarray(Image.open(one)).transpose(2, 0, 1)[None]
+    pixels = np.array(Image.open(one)).transpose(2, 0, 1)[None]
     (found,) = onnxruntime.InferenceSession(str(out)).run(None, {"examples": pixels})
     np.testing.assert_allclose(found, model(torch.from_numpy(pixels)).numpy(), atol=1e-5)
     said = invoke("predict", tmp_path / "run", "--client", "user1", "--data", one).stdout
