@@ -214,6 +214,36 @@ def test_a_card_tells_scores_and_how_many_rows_they_are_of(tmp_path):
     assert "effective_rows" not in one + many and "this client, threshold" not in one + many
 
 
+def test_numbers_of_a_table_are_made_as_the_docs_say(tmp_path):
+    """By preprocessing.json alone, for whoever has ONNX and no idiolect."""
+    draws = np.random.default_rng(4)
+    lines = ["age,ward,client,sick"]
+    for n, age in enumerate(draws.normal(60, 9, 80).round(1)):
+        ward = ["A", "B", "", "rare"][min(n % 11, 3) if n % 11 < 3 or n == 7 else n % 2]
+        lines.append(f"{age if n % 9 else ''},{ward},{'ab'[n % 2]},{int(age > 60)}")
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    world = idiolect.federation(tmp_path / "own.csv", label="sick")
+    idiolect.fit("local", world, "mlr", rounds=1).export("a", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "preprocessing.json").read_text())["encoder"]["columns"]
+    for cells in (
+        {"age": "51.5", "ward": "B"},
+        {"age": "", "ward": ""},
+        {"age": "9", "ward": "?x"},
+    ):
+        made = []
+        for one in told:
+            cell, gap = cells[one["name"]], not cells[one["name"]]
+            value = one["fill"] if gap else cell
+            own = [(float(value) - one["shift"]) / one["scale"]] if one["value"] else []
+            own += [float(cell == name) for name in one["categories"]]
+            own += [float(not gap and cell not in one["categories"])] * one["other"]
+            own += [float(gap)] * one["flag"]
+            made += own + [0.0] * (one["width"] - len(own))
+        (tmp_path / "new.csv").write_text(f"age,ward\n{cells['age']},{cells['ward']}\n")
+        x = idiolect.load_exported(tmp_path / "out").preprocessing.rows(tmp_path / "new.csv").x
+        np.testing.assert_allclose(x[0], made, rtol=1e-6)
+
+
 def test_photographs_to_onnx(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     draw = np.random.default_rng(0)
@@ -230,7 +260,7 @@ def test_photographs_to_onnx(tmp_path):
     out = tmp_path / "model.onnx"
     invoke("export", tmp_path / "run", "--client", "user1", "--out", out)
     model = make_model(find_model(tmp_path / "run", "user1"))
-    pixels = np.asarray(Image.open(one)).transpose(2, 0, 1)[None]
+    pixels = np.array(Image.open(one)).transpose(2, 0, 1)[None]
     (found,) = onnxruntime.InferenceSession(str(out)).run(None, {"examples": pixels})
     np.testing.assert_allclose(found, model(torch.from_numpy(pixels)).numpy(), atol=1e-5)
     said = invoke("predict", tmp_path / "run", "--client", "user1", "--data", one).stdout
@@ -294,7 +324,13 @@ def test_typed_columns_go_from_file_to_export_and_newcomer(tmp_path):
         words = ("predict", folder, "--client", "b", "--data", tmp_path / "new.csv")
         said = invoke(*words, "--out", tmp_path / out).output
         assert "no column Aufnahme; its cells count as missing" in said
-        invoke("export", tmp_path / "run", "--client", "b", "--out", tmp_path / "card")
+        words = ("export", tmp_path / "run", "--client", "b", "--out")
+        invoke(*words, tmp_path / "card", "--format", "onnx")
+    card = (tmp_path / "card" / "README.md").read_text()
+    assert 'preprocessing.rows("new.csv").x' in card and "np.zeros" not in card
+    assert (
+        "scaled and encoded numbers, not its columns" in invoke(*words, tmp_path / "b.pt2").output
+    )
     assert (tmp_path / "1").read_text() == (tmp_path / "2").read_text()
     late = [
         line.replace(";a;", ";").replace(";b;", ";").replace(";c;", ";") for line in lines[1:60]

@@ -312,6 +312,12 @@ def export(
         if single and out.suffix:
             export_file(stored, out, trust_code)
             print(out)
+            if stored.form.encoder is not None and out.suffix in (".onnx", ".pt2"):
+                base.say_aside(
+                    f"note: {out.name} takes a row's {stored.form.shape[0]} scaled and encoded "
+                    "numbers, not its columns; how they are made is in the folder that --out "
+                    "without an ending writes"
+                )
             continue
         target = out / folder_name(stored.name or "model") if every else out
         base.say(str(export_folder(stored, target, formats, trust_code)))

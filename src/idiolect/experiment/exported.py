@@ -490,6 +490,18 @@ def _score_lines(scores: Mapping[str, Any]) -> list[str]:
 
 def _onnx_lines(form: Preprocessing) -> list[str]:
     kind = {"uint8": "uint8", "int32": "int32", "int64": "int64"}.get(form.dtype, form.dtype)
+    if form.encoder is not None:
+        return [
+            "`model.onnx` takes scaled and encoded numbers, not the columns as they are:",
+            "",
+            "```python",
+            "import onnxruntime",
+            "",
+            'session = onnxruntime.InferenceSession("model.onnx")',
+            'x = idiolect.load_exported(".").preprocessing.rows("new.csv").x',
+            'outputs = session.run(None, {"examples": x})[0]',
+            "```",
+        ]
     return [
         "```python",
         "import numpy as np",
