@@ -169,7 +169,9 @@ def test_a_newcomer_trains_near_the_mean_of_the_models():
     sent = method.welcome(state, torch.arange(2))
     assert pair(sent.shared) == close((1.5, 2.0))
     assert sent.own.gradient["w"].tolist() == [0.0, 0.0]
-    assert sent.own.curvature.tolist() == close([(7 / 2 + 21 / 8) / 2] * 2)  # Ω⁻¹ = 2/3 · (3, 4) / 7
+    assert sent.own.curvature.tolist() == close(
+        [(7 / 2 + 21 / 8) / 2] * 2
+    )  # Ω⁻¹ = 2/3 · (3, 4) / 7
     one = Bound({n: leaf[0] for n, leaf in sent.own.gradient.items()}, sent.own.curvature[0])
     own = method.adapt(Sent(sent.shared, one), line((9, 9)), client())
     assert pair(own) == close(plus((1.5, 2.0), -0.1, slope((1.5, 2.0), [(2.0, 1)])))
