@@ -631,13 +631,9 @@ def _by_client(model: Mapping[int | str, Model], federation: Federation) -> list
 
 def _called(model: Model) -> str:
     """Name a network for messages and results."""
-    if isinstance(model, str):
-        return model
-    return type(model).__name__ if isinstance(model, nn.Module) else _name_of(model)
-
-
-def _name_of(factory: Callable[..., nn.Module]) -> str:
-    return str(getattr(factory, "__name__", type(factory).__name__))
+    return (
+        model if isinstance(model, str) else str(getattr(model, "__name__", type(model).__name__))
+    )
 
 
 def _build(model: Model, federation: Federation) -> Build:

@@ -130,6 +130,13 @@ def test_drawing_nearly_everyone_is_no_dearer_than_everyone():
     assert epsilon(few, 10) == accounting._composed(few, 10) < 0.5 * everyone
 
 
+@pytest.mark.parametrize("target", [math.inf, 1e300])
+def test_noise_for_no_bound_at_all_is_found(target):
+    """Halving for ever towards zero was no answer."""
+    terms = PrivacyTerms(0.0, 50, 5, "poisson", 1e-3, "rdp")
+    assert 0 < solved(terms, 3, target) <= 1e-6
+
+
 def test_the_noise_is_solved_for_and_a_budget_divided():
     terms = PrivacyTerms(0.0, 500, 25, "poisson", 1e-4, "rdp")
     noise = solved(terms, 200, 4.0)

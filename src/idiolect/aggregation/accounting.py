@@ -96,7 +96,7 @@ def _event(library: Any, terms: PrivacyTerms, tight: bool) -> Any:
 
 
 def solved(terms: PrivacyTerms, rounds: int, target: float) -> float:
-    """Return the least noise (to a thousandth) whose ε stays within a target."""
+    """Return the least noise (to a thousandth, down to 1e-6) whose ε stays within a target."""
     least, most = 0.0, 1.0
     while epsilon(terms._replace(noise=most), rounds) > target:
         least, most = most, 2 * most
@@ -105,7 +105,7 @@ def solved(terms: PrivacyTerms, rounds: int, target: float) -> float:
                 f"epsilon = {target:g} cannot be reached at delta = {terms.delta:g} in {rounds} "
                 "rounds, however much noise there is; raise epsilon or delta"
             )
-    while most - least > 1e-3 * most:
+    while most - least > 1e-3 * most and most > 1e-6:
         middle = (least + most) / 2
         enough = epsilon(terms._replace(noise=middle), rounds) <= target
         least, most = (least, middle) if enough else (middle, most)

@@ -118,22 +118,16 @@ def category_rows(content: Description, names: Sequence[str]) -> list[list[Any]]
         counts.update(own[0].get("categories", {}))
         order = sorted(counts, key=lambda key: (-counts[key], key))
         for key in order[:_MOST_CATEGORIES]:
-            found.append([name, key, *(_share(figures, key) for figures in own)])
+            found.append(
+                [name, key, *(_of(one, one.get("categories", {}).get(key)) for one in own)]
+            )
         if len(order) > _MOST_CATEGORIES:
             more = f"{len(order) - _MOST_CATEGORIES} more"
             found.append([name, more, *(None for _ in parts)])
         for key, words in (("other", "(rare)"), ("missing", "(gap)")):
             if any(figures.get(key) for figures in own):
-                found.append([name, words, *(_share_of(figures, key) for figures in own)])
+                found.append([name, words, *(_of(one, one.get(key)) for one in own)])
     return found
-
-
-def _share(figures: Mapping[str, Any], key: str) -> float | None:
-    return _of(figures, figures.get("categories", {}).get(key))
-
-
-def _share_of(figures: Mapping[str, Any], key: str) -> float | None:
-    return _of(figures, figures.get(key))
 
 
 def _of(figures: Mapping[str, Any], count: int | None) -> float | None:

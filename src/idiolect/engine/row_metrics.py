@@ -106,7 +106,8 @@ def measure(
     said, marks = {}, {}
     outputs = dict(own.test)
     if detail:
-        outputs[BASELINE] = baseline_outputs(choice.kind, own, _width(own.test))
+        width = next((rows.shape[-1] for rows in own.test.values()), 1)
+        outputs[BASELINE] = baseline_outputs(choice.kind, own, width)
     for model, rows in outputs.items():
         found: dict[str, Any] = {}
         cut = choice.threshold if not isinstance(choice.threshold, str) else None
@@ -165,10 +166,6 @@ def _effective(own: Answers, chosen: Metric) -> int:
         if own.kind == SURVIVAL:
             return int((own.y[:, 1] > 0).sum())
     return len(own.y)
-
-
-def _width(outputs: Mapping[str, NDArray[Any]]) -> int:
-    return next((rows.shape[-1] for rows in outputs.values()), 1)
 
 
 def baseline_outputs(kind: str, own: ClientOutputs, width: int) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from idiolect.core import capabilities, tree
 from idiolect.core.capabilities import ArchitectureState, Privacy, has
-from idiolect.core.method import Method, Setup, refuse_task
+from idiolect.core.method import Setup, refuse_task
 from idiolect.data.dataset import Dataset
 from idiolect.data.federation import Federation
 from idiolect.engine import architecture
@@ -70,7 +70,10 @@ def refuse_misfits(experiment: Experiment, jobs: Sequence[SimulatedJob], folder:
                 f"{job.label}: evaluate.threshold = 'validation' needs validation rows that "
                 "nothing was trained on; give a number, or leave refit out"
             )
-        if any(own.statistics for own in setups.values()) and _batch(job.method) == 1:
+        if (
+            any(own.statistics for own in setups.values())
+            and job.method.settings().get("batch") == 1
+        ):
             notes.append(
                 f"{job.label}: batch is 1 and the network has batch normalisation, which needs "
                 "two values to normalise by; use a larger batch, or norm = 'group'"
@@ -154,16 +157,13 @@ def _fits(name: str, dataset: Dataset) -> bool:
         build = architecture.bound(MODELS[name], shape, classes, dataset.words, {})
         if isinstance(build, WordNetwork) != bool(dataset.words):
             return False
+        kind = torch.float32 if dataset.decodes else torch.int64
         with torch.device("meta"):
             model: nn.Module = build()
-            made = model.eval()(torch.zeros((2, *shape), dtype=_kind(dataset)))
+            made = model.eval()(torch.zeros((2, *shape), dtype=kind))
         return tuple(made.shape) == (2, *dataset.y.shape[1:], classes)
     except Exception:
         return False
-
-
-def _kind(dataset: Dataset) -> torch.dtype:
-    return torch.float32 if dataset.decodes else torch.int64
 
 
 def _shape(sizes: Sequence[int]) -> str:
@@ -196,10 +196,6 @@ def _refuse_unmet_needs(job: SimulatedJob, setups: Mapping[str, Setup]) -> None:
                 raise type(error)(said if known else f"{job.label}: {said}") from None
             except Exception:
                 continue
-
-
-def _batch(method: Method) -> int:
-    return int(method.settings().get("batch", 0))
 
 
 # The machine.

@@ -63,14 +63,10 @@ def all_metrics(data: ReportData) -> Section | None:
     return section("metrics", blocks)
 
 
-def _headline(method: Mapping[str, Any]) -> str:
-    return str(next(iter(method["headline"])))
-
-
 def _models(data: ReportData) -> dict[str, list[Mapping[str, Any]]]:
     """Return by label what each seed holds of the headline model."""
     return {
-        label: [seed["models"][_headline(method)] for seed in method["seeds"]]
+        label: [seed["models"][next(iter(method["headline"]))] for seed in method["seeds"]]
         for label, method in data.methods.items()
         if method["headline"]
     }

@@ -340,7 +340,10 @@ def _paired(methods: Mapping[str, Document], stored: Sequence[Document]) -> Iter
                 yield Check(FAULT, f"{which} ({where.partition(' ')[0].removeprefix('.')})")
                 return
             # Who is drawn depends on the seed alone; a method that needs no server trains everyone.
-            if all("took_part" in one and _bytes(one) for one in record["seeds"]):
+            if all(
+                "took_part" in one and one["bytes_down"] + one["bytes_up"]
+                for one in record["seeds"]
+            ):
                 took = np.array([one["took_part"] for one in record["seeds"]])
                 if (took > drawn.setdefault(name, took)).any():
                     yield Check(
@@ -499,10 +502,6 @@ def rerun(
     if check.kind != FAULT and "failed" not in told and (what := _beside(told, found)):
         return Check(FAULT, f"{cell}: trained again, its {what} is another")
     return check
-
-
-def _bytes(one: Record) -> int:
-    return int(one["bytes_down"] + one["bytes_up"])
 
 
 def _beside(told: Record, found: Record) -> str:
