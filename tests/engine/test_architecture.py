@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import worlds
 from idiolect.core.method import Report
+from idiolect.engine import architecture
 from idiolect.errors import MethodError, ModelError
 from idiolect.kernels import autotune
 from idiolect.methods import FedAvg, FedPer, FedRep, LGFedAvg
@@ -55,6 +56,7 @@ def test_trying_leaves_torchs_random_state_alone():
 
 def test_no_kernel_is_chosen_for_the_examples_of_a_trial(monkeypatch):
     """On a GPU that would take seconds before the first round, for sizes that no round has."""
+    monkeypatch.setattr(architecture, "_on_gpu", lambda examples: True)
 
     class Tried(nn.LSTM):  # recurrent, so vmap is tried as well
         def forward(self, x):

@@ -97,7 +97,6 @@ class BuiltNetworks(NamedTuple):
     stacked: bool  # whether they run many clients at once
 
 
-@trial()
 def make(
     name: str,
     architecture: Architecture,
@@ -110,6 +109,23 @@ def make(
 
     Where clients run one by one the layers are torch's: quicker there, and a second opinion.
     """
+    # No kernel is chosen for these few examples, whose sizes no round has.
+    with trial() if _on_gpu(examples) else contextlib.nullcontext():
+        return _made(name, architecture, seeds, train_data, examples, backend)
+
+
+def _on_gpu(examples: Tensor) -> bool:
+    return examples.is_cuda
+
+
+def _made(
+    name: str,
+    architecture: Architecture,
+    seeds: Sequence[int],
+    train_data: Sequence[TrainData],
+    examples: Tensor,
+    backend: Backend,
+) -> BuiltNetworks:
     models = [
         build_modules(name, architecture, seed, held.dataset.words)
         for seed, held in zip(seeds, train_data, strict=True)
