@@ -276,7 +276,7 @@ def test_a_wrong_attack_is_one_line(table, words):
 
 def test_the_noise_of_two_rounds_differs_in_a_run(float64):
     """Without training both rounds' honest reports are what was sent: what moves is noise."""
-    method = Attacked(FedAvg(batch=3, lr=1e-300), Gaussian(), attackers=(0, 1))
+    method = Attacked(FedAvg(batch=3, lr=1e-37), Gaussian(), attackers=(0, 1))
     simulation = choose(worlds.simulation(method, worlds.federation()), (0, 1), (0, 1))
     moved, before = [], simulation.states[0].inner
     for _ in range(2):

@@ -18,7 +18,9 @@ from idiolect.methods import METHODS
 from test_laws import made
 
 METHOD_NAMES = [
-    name for name, kind in METHODS.items() if not kind.pooled and kind.public != "server"
+    name
+    for name, kind in METHODS.items()
+    if not (kind.pooled or capabilities.has(kind(), capabilities.ArchitectureState))
 ]
 
 

@@ -21,7 +21,7 @@ class Watched(nn.Module):
         self.head = nn.Linear(4 * 36, CLASSES)
 
     def forward(self, x):
-        SEEN.append(x.is_contiguous(memory_format=torch.channels_last))
+        SEEN.append(x.stride(1) == 1)  # channels last
         return self.head(self.conv(x).relu().flatten(1))
 
 

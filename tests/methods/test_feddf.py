@@ -171,7 +171,7 @@ def test_an_architecture_without_anyone_in_the_cohort_still_learns(mixed):
 
 def test_networks_of_one_kind_need_no_other(float64):
     """With a rate of nothing the server's part is FedAvg."""
-    method = FedDF(sample=5, batch=3, lr=0.1, fuse_optimiser="sgd", fuse_lr=1e-300)
+    method = FedDF(sample=5, batch=3, lr=0.1, fuse_optimiser="sgd", fuse_lr=1e-37)
     fused = worlds.simulation(method, worlds.with_public())
     plain = worlds.simulation(FedAvg(batch=3, lr=0.1), worlds.with_public())
     for _ in range(2):

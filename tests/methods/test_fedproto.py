@@ -74,7 +74,7 @@ def test_prototypes_are_means_over_a_classs_examples() -> None:
     examples = [(1.0, 0), (4.0, 1), (2.0, 0)]
     unknown = Prototypes(tensor([[0.0], [0.0]]), tensor([0.0, 0.0]))
     local = client(examples, main=Split(3.0, 0.0))
-    report, _ = FedProto(lr=1e-300).client_step(Sent(unknown), params(3.0, 0.0), local)
+    report, _ = FedProto(lr=1e-37).client_step(Sent(unknown), params(3.0, 0.0), local)
     sums, shares = report.params["features"], report.params["classes"]
     assert sums.flatten().tolist() == close([9 / 3, 12 / 3])
     assert shares.tolist() == close([2 / 3, 1 / 3])

@@ -8,7 +8,7 @@ IN_PFLLIB = (
     "local", "fedavg", "fedprox", "scaffold", "feddyn", "moon", "fedper", "fedrep", "fedbabu",
     "lg-fedavg", "fedbn", "fedala", "fedproto", "fedrod", "feddbe", "fedcp", "gpfl", "fedpac",
     "pfedme", "per-fedavg", "fml", "fedamp", "fedfomo", "ditto", "apfl",
-    "feddistill", "apple", "fedphp",
+    "feddistill", "apple", "fedphp", "fedgen",
 )  # fmt: skip
 
 GIVEN = [(name, preset) for name, kind in METHODS.items() for preset in kind.presets]

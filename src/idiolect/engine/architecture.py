@@ -222,14 +222,13 @@ def refuse_other_head(
     if not count:
         return
     model = build_modules(name, architecture, setup.seed, dataset.words)["main"]
-    last, layers = (
-        _runs_last(model, examples),
-        list(dict.fromkeys(map(tree.layer_of, setup.params))),
-    )
-    if last and last not in layers[-count:]:
+    ran = _ran(model, examples)
+    taken = list(dict.fromkeys(map(tree.layer_of, setup.params)))[-count:]
+    # A layer that is never called may be used all the same: a bias beside tied weights, say.
+    if taken[-1] in ran and ran[-1] not in taken:
         raise MethodError(
             f"{method.title} takes the layer{'s' * (count > 1)} defined last for the head, "
-            f"{', '.join(map(repr, layers[-count:]))}, but {last!r} runs last; define it last in "
+            f"{', '.join(map(repr, taken))}, but {ran[-1]!r} runs last; define it last in "
             "the module's __init__, with weights of its own"
         )
 
@@ -467,10 +466,10 @@ def _one_by_one(error: Exception) -> str:
     )
 
 
-def _runs_last(model: nn.Module, examples: Tensor) -> str:
-    """Return which layer with parameters runs last; nothing where a base is frozen, or it fails."""
+def _ran(model: nn.Module, examples: Tensor) -> list[str]:
+    """List the layers with parameters as they run; none where a base is frozen, or it fails."""
     if not all(own.requires_grad for own in model.parameters()):
-        return ""
+        return []
     model = copy.deepcopy(model).to(examples.device).eval()
     names = {id(own): name for name, own in model.named_parameters()}
     ran: list[str] = []
@@ -490,7 +489,7 @@ def _runs_last(model: nn.Module, examples: Tensor) -> str:
     weight = torch.ones(len(examples), device=examples.device)
     with torch.random.fork_rng(devices), contextlib.suppress(Exception), masked(weight):
         model(examples.clone())
-    return ran[-1] if ran else ""
+    return ran
 
 
 def _foreign(model: nn.Module) -> bool:
