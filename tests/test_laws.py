@@ -55,6 +55,8 @@ SETTINGS = {
     "cycle": 2,
     "ranks": (1, 2),
     "personal_rank": 1,
+    "generator_steps": 2,
+    "newcomer_steps": 2,
 }
 
 every_method = pytest.mark.parametrize("name", METHODS)
