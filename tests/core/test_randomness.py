@@ -1,6 +1,7 @@
 """Random numbers of clients: the same in every backend; torch's and NumPy's own are refused."""
 
 import dataclasses
+import random
 from statistics import NormalDist
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 import worlds
 from idiolect.core import tree
 from idiolect.core.method import Report
-from idiolect.core.randomness import Random, _quantile, generators
+from idiolect.core.randomness import Random, _quantile, generators, states
 from idiolect.engine.architecture import Architecture
 from idiolect.engine.deployment_runtime import ClientIdentity, ClientRuntime
 from idiolect.errors import MethodError
@@ -219,6 +220,28 @@ def test_what_starts_over_draws_the_same_numbers():
     first, second = local.random.normal(3), local.random.normal(3)
     local.restart()
     assert torch.equal(local.random.normal(3), first) and not torch.equal(first, second)
+
+
+def test_what_other_threads_draw_from_python_stops_no_client():
+    """Retries and logging draw from it while clients train; only torch's and NumPy's are watched."""
+
+    class Beside(FedAvg):
+        def client_step(self, sent, personal, local):
+            random.random()  # as a thread would, in each try
+            return super().client_step(sent, personal, local)
+
+    simulation = worlds.simulation(Beside(batch=3), worlds.federation(), kind="sequential")
+    for _ in range(2):
+        simulation.advance()
+
+
+def test_every_draw_of_numpy_is_noticed():
+    """Normal numbers come in pairs: the second moves nothing but what waits."""
+    seen = {states()}
+    for _ in range(4):
+        np.random.normal()
+        seen.add(states())
+    assert len(seen) == 5
 
 
 # Generators made many at once draw what NumPy's own do.

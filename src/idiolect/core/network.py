@@ -303,6 +303,10 @@ class Network:
                         "all clients; compute with what is made of it, as in F.linear(x, "
                         "self.weight.clamp(-1, 1)), or by torch.nn.utils.parametrize"
                     )
+        if randomness.others() != others:  # another thread may draw meanwhile, but not each time
+            others = randomness.others()
+            with torch.no_grad(), batchnorm.masked(weight):
+                self(self.params, x.clone(), training)
         if randomness.others() != others:
             return (
                 "draws random numbers by Python's random or by NumPy, which would differ from run "

@@ -192,21 +192,24 @@ class Refusing(TorchFunctionMode):
 
 
 def states() -> tuple[Any, ...]:
-    """Return the states of the global generators of torch (CPU), NumPy and Python."""
-    return torch.get_rng_state().numpy().tobytes(), *others()
+    """Return the states of the global generators of torch (CPU) and NumPy.
+
+    Not of Python's: logging, retries and other threads draw from that while clients train.
+    """
+    return torch.get_rng_state().numpy().tobytes(), _of_numpy()
 
 
 def others() -> tuple[Any, ...]:
     """Return the states of NumPy's and Python's."""
+    return _of_numpy(), random.getstate()
+
+
+def _of_numpy() -> bytes:
     legacy: Any = np.random.get_state(legacy=False)
-    place = legacy["state"]
-    return (
-        b"".join(
-            own.tobytes() if isinstance(own, np.ndarray) else str(own).encode()
-            for own in place.values()
-        ),
-        random.getstate(),
-    )
+    # Normal numbers are drawn in pairs, of which the second waits.
+    held = [*legacy["state"].values(), legacy["has_gauss"], legacy["gauss"]]
+    parts = (own.tobytes() if isinstance(own, np.ndarray) else str(own).encode() for own in held)
+    return b" ".join(parts)
 
 
 # Generators of NumPy, many at once. A round draws a permutation for every client from a key of its

@@ -163,7 +163,7 @@ class BlockRunner:
             before = randomness.states()
             done = self._seeded(work, seed)
             if randomness.states() != before:
-                raise randomness.refusal("a global generator of torch, NumPy or Python")
+                raise randomness.refusal("a global generator of torch or NumPy")
         return done
 
     def _seeded(self, work: Callable[[], Tree], seed: int | None) -> Tree:
