@@ -223,7 +223,7 @@ def test_what_starts_over_draws_the_same_numbers():
 
 
 def test_what_other_threads_draw_from_python_stops_no_client():
-    """Retries and logging draw from it while clients train; only torch's and NumPy's are watched."""
+    """Retries and logging draw from it while clients train; torch and NumPy alone are watched."""
 
     class Beside(FedAvg):
         def client_step(self, sent, personal, local):
