@@ -16,7 +16,7 @@ pytestmark = [
         importlib.util.find_spec("nvflare") is None, reason="nvflare is not installed (extra flare)"
     ),
 ]
-ROUNDS = 150  # enough for two commands to be given before the run is over
+ROUNDS = 80  # enough for two commands to be given before the run is over
 TOML = f"""name = "stopped"
 rounds = {ROUNDS}
 [data]

@@ -109,23 +109,6 @@ def make(
 
     Where clients run one by one the layers are torch's: quicker there, and a second opinion.
     """
-    # No kernel is chosen for these few examples, whose sizes no round has.
-    with trial() if _on_gpu(examples) else contextlib.nullcontext():
-        return _made(name, architecture, seeds, train_data, examples, backend)
-
-
-def _on_gpu(examples: Tensor) -> bool:
-    return examples.is_cuda
-
-
-def _made(
-    name: str,
-    architecture: Architecture,
-    seeds: Sequence[int],
-    train_data: Sequence[TrainData],
-    examples: Tensor,
-    backend: Backend,
-) -> BuiltNetworks:
     models = [
         build_modules(name, architecture, seed, held.dataset.words)
         for seed, held in zip(seeds, train_data, strict=True)
@@ -141,27 +124,33 @@ def _made(
 
     stacked = backend.kind != "sequential" and not unmappable
     networks = networks_of(stacked)
-    if stacked:
-        doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
-        unmappable = next(filter(None, (_tried_vmap(own, examples) for own in doubtful)), "")
-        if unmappable:
-            stacked, networks = False, networks_of(False)
-    for network in networks[0].values():
-        _try(name, network, examples, dataset)
-    if stacked:
-        foreign = [networks[0][kind] for kind, own in models[0].items() if _foreign(own)]
-        unmappable = next(filter(None, (_tried_gradient(own, examples) for own in foreign)), "")
-        if unmappable:
-            stacked, networks = False, networks_of(False)
-            for network in networks[0].values():
-                _try(name, network, examples, dataset)
-    for network in networks[0].values():
-        network.find_head(examples)
+    # On a GPU no kernel is chosen for these few examples, whose sizes no round has.
+    with trial() if _on_gpu(examples) else contextlib.nullcontext():
+        if stacked:
+            doubtful = [networks[0][kind] for kind, own in models[0].items() if _doubtful(own)]
+            unmappable = next(filter(None, (_tried_vmap(own, examples) for own in doubtful)), "")
+            if unmappable:
+                stacked, networks = False, networks_of(False)
+        for network in networks[0].values():
+            _try(name, network, examples, dataset)
+        if stacked:
+            foreign = [networks[0][kind] for kind, own in models[0].items() if _foreign(own)]
+            unmappable = next(filter(None, (_tried_gradient(own, examples) for own in foreign)), "")
+            if unmappable:
+                stacked, networks = False, networks_of(False)
+                for network in networks[0].values():
+                    _try(name, network, examples, dataset)
+        for network in networks[0].values():
+            network.find_head(examples)
     setups = [
         _setup(own, held, seed, backend.place)._replace(features=networks[0]["main"].features)
         for own, held, seed in zip(networks, train_data, seeds, strict=True)
     ]
     return BuiltNetworks(networks[0], setups, unmappable, stacked)
+
+
+def _on_gpu(examples: Tensor) -> bool:
+    return examples.is_cuda
 
 
 def _refuse_other_tokens(model: nn.Module, dataset: Dataset) -> None:
