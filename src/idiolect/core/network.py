@@ -254,7 +254,9 @@ class Network:
                 "would train them; keep layers in an nn.ModuleList or nn.ModuleDict, tensors as "
                 "nn.Parameter, and call layers in methods: a lambda keeps those of the first module"
             )
-        if self.foreign and not _equal(run(x[:1], self.params), second):
+        again = run(x[:1], self.params) if self.foreign else second
+        # A GPU may add in another order each time.
+        if (again - second).abs().nan_to_num().amax() > 1e-3 * second.abs().nan_to_num().amax():
             return (
                 "gives other results when it runs again on the same examples, so it keeps "
                 "something between runs, which all clients would share and nobody would average "
