@@ -51,7 +51,7 @@ class FedEM(NewcomerModel, FedAvg):
     title: ClassVar[str] = "FedEM"
     paper: ClassVar[str] = "Marfoq et al. 2021, Algorithm 1"
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    needs_classes: ClassVar[str] = "the likelihood of each example"
+    needs_classes: ClassVar[str] = "a likelihood"
 
     components: int = setting(3, "number of global models (M)", least=1, models=True)
     newcomer_steps: int = setting(

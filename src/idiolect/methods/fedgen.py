@@ -58,7 +58,7 @@ class FedGen(ArchitectureState, Method):
 
     title: ClassVar[str] = "FedGen"
     paper: ClassVar[str] = "Zhu et al. 2021, Algorithm 1"
-    needs_classes: ClassVar[str] = "generated features of each"
+    needs_classes: ClassVar[str] = "generated features"
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "pfllib": {
             **{"lr": 0.005, "batch": 10, "noise": 512, "hidden": 512},
